@@ -106,7 +106,7 @@ pub fn read_log(path: &Path) -> Result<Log, BadInput> {
 }
 
 impl Trace {
-    /// The requests of a training, which are made up ([`training`](crate::training)).
+    /// The requests of a training, which are made up ([`training`]).
     #[must_use]
     pub fn of_training(steps: u32, seed: u64) -> Self {
         let mut trace = Self::of(&training::log(steps, seed)).unwrap_or_default();

@@ -89,9 +89,9 @@ fn a_forked_child_is_told_and_its_drops_touch_no_driver() {
 #[test]
 fn after_device_lost_every_call_says_so_and_the_counters_end_at_zero() {
     // The driver says of each of these that the process must end: an illegal address, a failed
-    // launch, no device any more, a contained error, a tensor memory leak, a terminated client of
+    // launch, a server of MPS that failed, a contained error, a tensor memory leak, a terminated client of
     // MPS, an error of an external device.
-    for code in [700, 719, 46, 226, 721, 810, 911] {
+    for code in [700, 719, 806, 226, 721, 810, 911] {
         let _one = double();
         let program = program();
         lose(code);
