@@ -99,7 +99,8 @@ impl ArenaConfig {
 
     /// Returns the configuration of one arena that grows at its end. It grows in steps that follow
     /// its size, up to 12 % above the peak of allocated bytes. Before it would exceed that, it
-    /// gives free pages back.
+    /// gives free pages back. Over memory with handles, such as CUDA's, it grows by
+    /// [`ArenaConfig::least_growth`], and gives nothing back to grow.
     pub fn grow() -> Self {
         Self::pages(PAGE_TO_GROW, SLACK_TO_GROW)
     }

@@ -122,14 +122,14 @@ impl<A: DeviceAllocator> Store<A> {
         (given_back, refusal)
     }
 
-    /// Executes the deferred frees that wait for no work: of those that were deferred last, the ones
-    /// that queries find done.
+    /// Executes the deferred frees that wait for no work: those that were seen done, or that queries
+    /// about the first few find done.
     pub(super) fn free_deferred_done(&self) -> GivenBack {
         let clock = self.allocator.clock();
         let (mut given_back, mut refusal) = (0, None);
         for at in 0..self.shards.count() {
             let mut asked = Vec::new();
-            for record in self.shards.lock(at).deferred.iter_mut().rev().take(ASKED) {
+            for record in self.shards.lock(at).deferred.iter_mut().take(ASKED) {
                 record.marks.get_mut().all_are(|mark| {
                     asked.push(mark);
                     true

@@ -5,7 +5,7 @@
 //! 2. memory of other streams and other shards that is ready;
 //! 3. memory whose work a query finds done, or behind an event, by one wait on the device;
 //! 4. with an arena, neighbours that coalesce, and then 1 to 3 again;
-//! 5. the device, after the deferred frees;
+//! 5. the device, after the deferred frees that wait for nothing;
 //! 6. cached memory given back, oldest first, as many bytes as are missing; then as many of the
 //!    other pools of the budget;
 //! 7. everything cached of the pool; then of the other pools of the budget;
