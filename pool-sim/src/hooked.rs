@@ -8,7 +8,9 @@ use pool_core::port::{
 };
 use pool_core::{DeviceAllocator, DeviceError, StreamOf, Transfer};
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A call of the device that moves or changes memory.
 #[non_exhaustive]
@@ -44,13 +46,20 @@ pub enum Call<'c, A: DeviceAllocator> {
     Release,
 }
 
+/// What the memory of a [`Hooked`] allocator says of itself; `()` is what the allocator inside says.
+pub trait Claims<A>: 'static {
+    /// The properties of the memory.
+    const MEMORY: Memory;
+}
+
+impl<A: DeviceAllocator> Claims<A> for () {
+    const MEMORY: Memory = A::MEMORY;
+}
+
 /// What a [`Hooked`] allocator does at its calls.
 ///
 /// A closure `Fn(&A, &Call<'_, A>) -> Result<(), DeviceError>` is a hook before each call.
 pub trait Hooks<A: DeviceAllocator>: Send + Sync + 'static {
-    /// What the memory says of itself.
-    const MEMORY: Memory = A::MEMORY;
-
     /// Runs before a call, which is not made if this refuses.
     ///
     /// # Errors
@@ -93,7 +102,13 @@ where
     }
 }
 
-/// An allocator with hooks at its calls.
+/// Hooks that do nothing.
+struct NoHooks;
+
+impl<A: DeviceAllocator> Hooks<A> for NoHooks {}
+
+/// An allocator with hooks at its calls. The hooks are not part of its type, since each type would
+/// have the code of a whole pool compiled for it.
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
@@ -107,12 +122,11 @@ where
 /// assert!(pool.allocate(4096).is_ok());
 /// assert_eq!(pool.allocate(5000).unwrap_err().why(), Why::Other);
 /// ```
-#[derive(Clone, Debug)]
-pub struct Hooked<A, H> {
+pub struct Hooked<A: DeviceAllocator, M = ()> {
     /// The allocator inside.
     pub inner: A,
-    /// The hooks.
-    pub hooks: H,
+    hooks: Arc<dyn Hooks<A>>,
+    claims: PhantomData<fn() -> M>,
 }
 
 /// A block of a [`Hooked`] allocator.
@@ -121,21 +135,24 @@ pub struct HookedBlock<B> {
     bytes: u64,
 }
 
-impl<A, H: Default> Hooked<A, H> {
-    /// Wraps an allocator.
-    pub fn new(inner: A) -> Self {
-        Self::with(inner, H::default())
-    }
-}
-
-impl<A, H> Hooked<A, H> {
+impl<A: DeviceAllocator> Hooked<A> {
     /// Wraps an allocator with these hooks.
-    pub fn with(inner: A, hooks: H) -> Self {
-        Self { inner, hooks }
+    pub fn with(inner: A, hooks: impl Hooks<A>) -> Self {
+        Self { inner, hooks: Arc::new(hooks), claims: PhantomData }
+    }
+
+    /// Makes the memory claim something else of itself.
+    pub fn claiming<M: Claims<A>>(self) -> Hooked<A, M> {
+        Hooked { inner: self.inner, hooks: self.hooks, claims: PhantomData }
     }
 }
 
-impl<A: DeviceAllocator, H: Hooks<A>> Hooked<A, H> {
+impl<A: DeviceAllocator, M: Claims<A>> Hooked<A, M> {
+    /// Wraps an allocator without hooks.
+    pub fn new(inner: A) -> Self {
+        Hooked::with(inner, NoHooks).claiming()
+    }
+
     fn call<T>(
         &self,
         call: &Call<'_, A>,
@@ -148,12 +165,12 @@ impl<A: DeviceAllocator, H: Hooks<A>> Hooked<A, H> {
     }
 }
 
-impl<A: DeviceAllocator, H: Hooks<A>> DeviceAllocator for Hooked<A, H> {
+impl<A: DeviceAllocator, M: Claims<A>> DeviceAllocator for Hooked<A, M> {
     type Block = HookedBlock<A::Block>;
     type View<'b> = A::View<'b>;
     type Kind = A::Kind;
     type Clock = A::Clock;
-    const MEMORY: Memory = H::MEMORY;
+    const MEMORY: Memory = M::MEMORY;
 
     fn clock(&self) -> &A::Clock {
         self.inner.clock()
@@ -230,9 +247,9 @@ impl<A: DeviceAllocator, H: Hooks<A>> DeviceAllocator for Hooked<A, H> {
     }
 }
 
-impl<A: WholeBlocks, H: Hooks<A>> WholeBlocks for Hooked<A, H> {}
+impl<A: WholeBlocks, M: Claims<A>> WholeBlocks for Hooked<A, M> {}
 
-impl<A: VirtualMemory + Sliceable, H: Hooks<A>> Sliceable for Hooked<A, H> {
+impl<A: VirtualMemory + Sliceable, M: Claims<A>> Sliceable for Hooked<A, M> {
     fn pages(&self) -> Option<PageCalls<Self>> {
         self.inner.pages().map(|_| PageCalls::of(self))
     }
@@ -253,7 +270,7 @@ impl<A: VirtualMemory + Sliceable, H: Hooks<A>> Sliceable for Hooked<A, H> {
     }
 }
 
-impl<A: VirtualMemory, H: Hooks<A>> VirtualMemory for Hooked<A, H> {
+impl<A: VirtualMemory, M: Claims<A>> VirtualMemory for Hooked<A, M> {
     fn page_bytes(&self) -> u64 {
         self.inner.page_bytes()
     }
@@ -289,7 +306,7 @@ impl<A: VirtualMemory, H: Hooks<A>> VirtualMemory for Hooked<A, H> {
     }
 }
 
-impl<A: Transfer, H: Hooks<A>> Transfer for Hooked<A, H> {
+impl<A: Transfer, M: Claims<A>> Transfer for Hooked<A, M> {
     unsafe fn write(
         &self,
         to: &Self::View<'_>,
@@ -313,7 +330,7 @@ impl<A: Transfer, H: Hooks<A>> Transfer for Hooked<A, H> {
     }
 }
 
-impl<A: TransferLater, H: Hooks<A>> TransferLater for Hooked<A, H> {
+impl<A: TransferLater, M: Claims<A>> TransferLater for Hooked<A, M> {
     type Arrival = A::Arrival;
 
     unsafe fn write_later(
@@ -351,6 +368,18 @@ impl<A: DeviceAllocator> fmt::Debug for Call<'_, A> {
             Self::Decommit => "Decommit",
             Self::Release => "Release",
         })
+    }
+}
+
+impl<A: DeviceAllocator + Clone, M> Clone for Hooked<A, M> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), hooks: self.hooks.clone(), claims: PhantomData }
+    }
+}
+
+impl<A: DeviceAllocator + fmt::Debug, M> fmt::Debug for Hooked<A, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hooked").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 

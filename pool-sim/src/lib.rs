@@ -18,7 +18,7 @@ mod transfer;
 
 pub use device::{SimAllocator, SimBlock, SimDevice, SimDriver, SimEvent, SimStream, SimView};
 pub use engine::Graph;
-pub use hooked::{Call, Hooked, HookedBlock, Hooks};
+pub use hooked::{Call, Claims, Hooked, HookedBlock, Hooks};
 pub use mapped::{CpuTouches, MappedSim};
 pub use pool_core::check::TestThreads;
 pub use script::{SimCall, SimCalls};

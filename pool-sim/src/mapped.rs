@@ -1,7 +1,7 @@
 //! Simulated memory that the CPU can touch as well as streams: what page-locked memory is.
 
 use crate::device::SimDevice;
-use crate::hooked::{Hooked, Hooks};
+use crate::hooked::{Claims, Hooked};
 use pool_core::DeviceAllocator;
 use pool_core::port::Memory;
 
@@ -25,10 +25,10 @@ use pool_core::port::Memory;
 /// ```
 pub type MappedSim = Hooked<SimDevice, CpuTouches>;
 
-/// Hooks that do nothing, of memory that the CPU can touch.
-#[derive(Clone, Copy, Debug, Default)]
+/// The claim of memory that the CPU can touch.
+#[derive(Clone, Copy, Debug)]
 pub struct CpuTouches;
 
-impl Hooks<SimDevice> for CpuTouches {
+impl Claims<SimDevice> for CpuTouches {
     const MEMORY: Memory = Memory { cpu_touches: true, ..SimDevice::MEMORY };
 }

@@ -12,7 +12,7 @@ use std::{fs, io};
 const RUN: &str = include_str!("bundle/run");
 /// Arguments of cargo that build the programs of the bundle.
 const BUILDS: [&[&str]; 4] = [
-    &["test", "--no-run", "--package", "pool-cuda", "--test", "gpu"],
+    &["test", "--no-run", "--package", "pool-cuda", "--features", "gpu-tests", "--test", "gpu"],
     &["test", "--no-run", "--package", "pool-wgpu", "--tests"],
     &["build", "--package", "pool-bench", "--features", "cuda,peers", "--bin", "pool-bench"],
     &[

@@ -40,9 +40,13 @@ const LOCKED: &str = "update --quiet --locked --workspace";
 /// Examples of other people's crates on bucketpool, which have a workspace and a target folder.
 const CLIENTS: &str = "examples/clients";
 
+/// What runs with `--deep` alone: what builds nearly everything anew, or has no end of its own.
+const DEEP_ONLY: &str = "the Rust clients, the packages, AddressSanitizer, the GPU bundle on the \
+                         double, the search for new fuzz inputs, and mutants";
+
 /// Runs the steps of `cargo xtask test` and then all others, also after one that failed. With
-/// `--rest` only the others; with `--deep` the outside tools run on all tests that they support;
-/// with `--only NAME` only steps whose name holds NAME.
+/// `--rest` only the others; with `--deep` all steps run, and the outside tools on all tests that
+/// they support; with `--only NAME` only steps whose name holds NAME.
 pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
     let bad_input = |why: &str| {
         eprintln!("error: {why}");
@@ -81,8 +85,7 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         left_out.push(format!("instructions; `{}`", instructions::CURE));
     }
     if !deep {
-        left_out
-            .push("the search for new fuzz inputs, and mutants; `cargo xtask ci --deep`".into());
+        left_out.push(format!("{DEEP_ONLY}; `cargo xtask ci --deep`"));
     }
     if !has_python() {
         left_out.push("programs and the Python package; they want Python 3.11 with venv".into());
@@ -91,7 +94,7 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         left_out.push(format!("Miri and the sanitizers; `{}`", outside::CURE));
     } else if !deep {
         left_out
-            .push("the longer tests of Miri and the sanitizers; `cargo xtask ci --deep`".into());
+            .push("the longer tests of Miri and ThreadSanitizer; `cargo xtask ci --deep`".into());
     }
     step::run(root, &steps, &left_out)
 }
@@ -120,6 +123,7 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
     });
     let bench = |further| format!("run --quiet --locked --package xtask -- {further}");
     let under = |lines: Vec<String>| lines.iter().map(|line| words(line)).collect();
+    let deeply = |commands: Vec<Vec<String>>| if deep { commands } else { Vec::new() };
     vec![
         step("tidy", "run --quiet --locked --package xtask -- tidy"),
         step(
@@ -133,11 +137,11 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
         step("other doc tests", OTHER_DOCUMENTED),
         step("doc", "doc --locked --workspace --all-features --no-deps"),
         several("examples on wgpu", examples, Tool::Plain),
-        several("Rust clients", clients.to_vec(), Tool::Clients),
+        several("Rust clients", deeply(clients.to_vec()), Tool::Clients),
         several("programs, preloaded", if_here(has_python(), &bench("programs")), Tool::Plain),
         several("Python package", if_here(has_python(), &bench("wheel")), Tool::Plain),
         several("saved fuzz inputs", vec![words(FUZZ_INPUTS)], Tool::Fuzz),
-        several("fuzzing", if deep { fuzzing() } else { Vec::new() }, Tool::Nightly),
+        several("fuzzing", deeply(fuzzing()), Tool::Nightly),
         several("public items", if_here(api::is_here(), &bench("api")), Tool::Plain),
         several(
             "mutants of the diff",
@@ -145,12 +149,12 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
             Tool::Plain,
         ),
         several("licences and sources", deny(), Tool::Plain),
-        several("packages", vec![words(&packages::line(root))], Tool::Packages),
+        several("packages", deeply(vec![words(&packages::line(root))]), Tool::Packages),
         several("models, all orders", vec![words(MODELS)], Tool::Loom),
         several("models, at random", LONG_MODELS.map(words).to_vec(), Tool::Shuttle),
         several("Miri", under(outside::miri(deep)), Tool::Miri),
         several("ThreadSanitizer", under(outside::threads(deep)), Tool::ThreadSanitizer),
-        several("AddressSanitizer", under(outside::addresses(deep)), Tool::AddressSanitizer),
+        several("AddressSanitizer", deeply(under(outside::addresses())), Tool::AddressSanitizer),
         several(
             "instructions",
             if_here(instructions::is_here(), &bench("bench --instructions")),
@@ -158,7 +162,11 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
         ),
         several("counts of threads", vec![words(&bench("bench --counts"))], Tool::Plain),
         several("bench --smoke", vec![words(&bench("bench --smoke"))], Tool::Plain),
-        several("GPU bundle, on the double", vec![words(&bench("gpu-bundle --try"))], Tool::Plain),
+        several(
+            "GPU bundle, on the double",
+            deeply(vec![words(&bench("gpu-bundle --try"))]),
+            Tool::Plain,
+        ),
     ]
 }
 

@@ -4,12 +4,12 @@ use crate::step::{self, Step};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// All crates that build without wgpu and without Python, but that of the preload library: its
-/// tests build it first, in a profile of its own.
+/// All crates that build without wgpu and without Python, but those of the benches and of the
+/// preload library: their tests build programs, which takes as long as all others together.
 const PACKAGES: &str = "--package pool-core --package pool-sim --package pool-config \
                         --package pool-array --package pool-trace --package pool-host \
-                        --package pool-cuda --package cuda-double --package pool-bench \
-                        --package xtask --package bucketpool";
+                        --package pool-cuda --package cuda-double --package xtask \
+                        --package bucketpool";
 /// The features of examples; with these, what the tests have built serves.
 const EXAMPLES: &str =
     "--features cuda,sim,conformance,trace,metrics,tracing,ndarray,allocator-api2";
@@ -34,16 +34,15 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         eprintln!("error: `{other}` behind `test`; expected nothing");
         return ExitCode::from(crate::BAD_INPUT);
     }
-    let left_out = "lint, wgpu, Python, the preload library, doc tests but those of the core and \
+    let left_out = "lint, wgpu, Python, the benches, the preload library, doc tests but those of the core and \
                     the facade, mistakes that the compiler tells, other feature sets and \
                     platforms, models, Miri, the sanitizers, fuzz inputs, counts of threads and \
                     of instructions; `cargo xtask ci --rest` runs them";
     step::run(root, &steps(), &[left_out.to_owned()])
 }
 
-/// The steps. The tests replay the bundled traces and check the figures, run the command line, and
-/// run CUDA on the double of libcuda. Lint and most doc tests are left to `ci`: with them a fresh
-/// clone takes a minute longer.
+/// The steps. CUDA runs on the double of libcuda. Lint and most doc tests are left to `ci`: with
+/// them a fresh clone takes a minute longer.
 pub(crate) fn steps() -> Vec<Step> {
     let example = |name: &str| {
         step::words(&format!(

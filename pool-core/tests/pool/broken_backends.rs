@@ -4,7 +4,7 @@
 use pool_core::port::Memory;
 use pool_core::{DeviceAllocator, DeviceError, Why};
 use pool_sim::conformance;
-use pool_sim::{Call, Hooked, Hooks, SimDevice};
+use pool_sim::{Call, Claims, Hooked, Hooks, SimDevice};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What the backend does wrong.
@@ -25,11 +25,16 @@ enum Fault {
 }
 
 /// The hooks of a simulated device with a fault.
-struct Broken<const FRESH_IS_ZEROED: bool>(Fault);
+struct Broken(Fault);
 
-impl<const FRESH_IS_ZEROED: bool> Hooks<SimDevice> for Broken<FRESH_IS_ZEROED> {
-    const MEMORY: Memory = Memory { fresh_is_zeroed: FRESH_IS_ZEROED, ..Memory::DEVICE };
+/// The claim that fresh memory is zero.
+struct FreshIsZeroed;
 
+impl Claims<SimDevice> for FreshIsZeroed {
+    const MEMORY: Memory = Memory { fresh_is_zeroed: true, ..Memory::DEVICE };
+}
+
+impl Hooks<SimDevice> for Broken {
     fn before(&self, _: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
         match (self.0, call) {
             (Fault::Full, Call::Allocate { .. }) => Err(other()),
@@ -59,9 +64,8 @@ fn other() -> DeviceError {
 }
 
 /// Returns the text of the panic of the suite.
-fn report<const FRESH_IS_ZEROED: bool>(fault: Fault) -> String {
-    let run =
-        || conformance::run(|| Hooked::with(SimDevice::new(), Broken::<FRESH_IS_ZEROED>(fault)));
+fn report<M: Claims<SimDevice>>(fault: Fault) -> String {
+    let run = || conformance::run(|| Hooked::with(SimDevice::new(), Broken(fault)).claiming::<M>());
     let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
     *panic.downcast::<String>().unwrap()
 }
@@ -69,12 +73,12 @@ fn report<const FRESH_IS_ZEROED: bool>(fault: Fault) -> String {
 #[test]
 fn the_suite_names_the_promise_that_a_backend_breaks() {
     let reports = [
-        report::<false>(Fault::AnyAlignment),
-        report::<false>(Fault::OtherRefusal),
-        report::<false>(Fault::ZeroesTooMuch),
-        report::<false>(Fault::Full),
-        report::<false>(Fault::IgnoresOffset),
-        report::<true>(Fault::FalseClaim),
+        report::<()>(Fault::AnyAlignment),
+        report::<()>(Fault::OtherRefusal),
+        report::<()>(Fault::ZeroesTooMuch),
+        report::<()>(Fault::Full),
+        report::<()>(Fault::IgnoresOffset),
+        report::<FreshIsZeroed>(Fault::FalseClaim),
     ];
     insta::assert_snapshot!(reports.join("\n"));
 }

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 /// Runs code before each call that moves memory, or after it.
-pub(crate) struct At<F> {
+struct At<F> {
     hook: F,
     late: bool,
 }
@@ -28,11 +28,11 @@ impl<F: Fn() + Send + Sync + 'static> Hooks<SimDevice> for At<F> {
 }
 
 /// A device that runs `hook` at each call. `late`: when the call has happened.
-pub(crate) fn hooked<F: Fn() + Send + Sync + 'static>(
+pub(crate) fn hooked(
     device: &SimDevice,
-    hook: F,
+    hook: impl Fn() + Send + Sync + 'static,
     late: bool,
-) -> Hooked<SimDevice, At<F>> {
+) -> Hooked<SimDevice> {
     Hooked::with(device.clone(), At { hook, late })
 }
 

@@ -6,7 +6,7 @@ use pool_core::limits::{CachedLimit, FullBucket};
 use pool_core::observe::{EventKind, PoolEvent};
 use pool_core::port::{Limit, Memory};
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, DeviceError, KIB, MIB, PooledBuffer, Why};
-use pool_sim::{Call, Hooked, Hooks, SimDevice};
+use pool_sim::{Call, Claims, Hooked, Hooks, SimDevice};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::any::Any;
@@ -16,17 +16,16 @@ use std::thread;
 use std::time::Duration;
 
 /// Refuses nothing, and asserts at every call that no more is taken than the ceiling.
-struct Ceiling<const FREE_IN_DROP: bool = false> {
+struct Ceiling {
     held: Arc<AtomicU64>,
     most: u64,
 }
 
-/// A simulated device below a ceiling.
-type Below<const FREE_IN_DROP: bool = false> = Hooked<SimDevice, Ceiling<FREE_IN_DROP>>;
+impl Claims<SimDevice> for Ceiling {
+    const MEMORY: Memory = Memory { free_in_drop: true, ..Memory::DEVICE };
+}
 
-impl<const FREE_IN_DROP: bool> Hooks<SimDevice> for Ceiling<FREE_IN_DROP> {
-    const MEMORY: Memory = Memory { free_in_drop: FREE_IN_DROP, ..Memory::DEVICE };
-
+impl Hooks<SimDevice> for Ceiling {
     fn before(&self, _: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
         match call {
             Call::Allocate { bytes } => {
@@ -42,7 +41,7 @@ impl<const FREE_IN_DROP: bool> Hooks<SimDevice> for Ceiling<FREE_IN_DROP> {
 
 /// One thread's program: 3000 allocations of up to 64 KiB, some two dozen alive, which alone
 /// is near the limit. Returns the refused ones.
-fn crowd(pool: &BucketPool<Below>, seed: u64) -> u64 {
+fn crowd(pool: &BucketPool<Hooked<SimDevice>>, seed: u64) -> u64 {
     println!("seed {seed}");
     let (mut random, mut live, mut refused) = (StdRng::seed_from_u64(seed), Vec::new(), 0);
     for _ in 0..if cfg!(miri) { 60 } else { 3000 } {
@@ -102,8 +101,8 @@ fn a_request_above_the_limit_takes_no_cached_memory() {
 #[test]
 fn eight_threads_at_the_reserved_limit_never_pass_it() {
     let inner = SimDevice::new();
-    let device: Below = Hooked::with(inner, Ceiling { held: Arc::default(), most: MIB });
-    let held = device.hooks.held.clone();
+    let held = Arc::<AtomicU64>::default();
+    let device = Hooked::with(inner, Ceiling { held: held.clone(), most: MIB });
     let pool = BucketPool::builder(device)
         .policy(BucketPolicy::Exact)
         .reserved_limit(MIB)
@@ -211,8 +210,8 @@ fn a_drop_and_a_hit_never_call_the_device_and_the_next_miss_pays() {
 fn the_cached_limit_holds_while_a_thread_caches_more_and_more() {
     for limit in [CachedLimit::Bytes(4 * MIB), CachedLimit::OfPeak(0.8)] {
         let inner = SimDevice::new();
-        let ceiling = Ceiling::<true> { held: Arc::default(), most: u64::MAX };
-        let device = Hooked::with(inner, ceiling);
+        let ceiling = Ceiling { held: Arc::default(), most: u64::MAX };
+        let device = Hooked::with(inner, ceiling).claiming::<Ceiling>();
         let pool = BucketPool::builder(device).cached_limit(limit).build();
         let large = [(); 5].map(|()| pool.allocate(MIB).unwrap());
         drop(large); // as much as the pool keeps

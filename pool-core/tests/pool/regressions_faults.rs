@@ -7,8 +7,9 @@ use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PooledBuffer,
     StreamClock, Why, ZeroPolicy,
 };
-use pool_sim::{Call, Hooked, Hooks, SimDevice};
+use pool_sim::{Call, Claims, Hooked, Hooks, SimDevice};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// The fault of a device at one of its calls.
@@ -22,26 +23,36 @@ enum Fate {
 
 /// A device with a fault at call `at`. Its fresh memory counts as zeroed. `CPU` says whether the
 /// CPU touches it.
-struct Fated<const CPU: bool> {
+struct Fated {
     fate: Fate,
     at: u64,
-    calls: AtomicU64,
+    calls: Arc<AtomicU64>,
 }
 
-impl<const CPU: bool> Fated<CPU> {
-    fn device(device: SimDevice, fate: Fate, at: u64) -> Hooked<SimDevice, Self> {
-        Hooked::with(device, Self { fate, at, calls: AtomicU64::new(0) })
+/// The claims of its memory.
+struct Zeroed<const CPU: bool>;
+
+impl Fated {
+    fn device<const CPU: bool>(
+        device: SimDevice,
+        fate: Fate,
+        at: u64,
+        calls: &Arc<AtomicU64>,
+    ) -> Hooked<SimDevice, Zeroed<CPU>> {
+        Hooked::with(device, Self { fate, at, calls: calls.clone() }).claiming()
     }
 }
 
-impl<const CPU: bool> Hooks<SimDevice> for Fated<CPU> {
+impl<const CPU: bool> Claims<SimDevice> for Zeroed<CPU> {
     const MEMORY: Memory = Memory {
         fresh_is_zeroed: true,
         cpu_touches: CPU,
         default_zero: ZeroPolicy::OnAllocate,
         ..Memory::DEVICE
     };
+}
 
+impl Hooks<SimDevice> for Fated {
     fn before(&self, device: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
         if matches!(call, Call::Zero { .. } | Call::ReleaseKept) {
             return Ok(());
@@ -59,18 +70,18 @@ impl<const CPU: bool> Hooks<SimDevice> for Fated<CPU> {
     }
 }
 
-type Pool<const CPU: bool> = BucketPool<Hooked<SimDevice, Fated<CPU>>>;
+type Pool<const CPU: bool> = BucketPool<Hooked<SimDevice, Zeroed<CPU>>>;
 
+/// Returns a pool, and the count of the calls that its device gets.
 fn pool<const CPU: bool>(
     device: &SimDevice,
     config: ArenaConfig,
     fate: Fate,
     at: u64,
-) -> Pool<CPU> {
-    BucketPool::builder(Fated::device(device.clone(), fate, at))
-        .arena(config)
-        .policy(BucketPolicy::Exact)
-        .build()
+) -> (Pool<CPU>, Arc<AtomicU64>) {
+    let calls = Arc::default();
+    let builder = BucketPool::builder(Fated::device(device.clone(), fate, at, &calls));
+    (builder.arena(config).policy(BucketPolicy::Exact).build(), calls)
 }
 
 /// Runs a program that allocates, drops and trims. Calls `ended` with the result of each step.
@@ -91,9 +102,9 @@ fn program(pool: &Pool<false>, mut ended: impl FnMut(Result<(), Why>)) {
 
 /// Returns how many device calls the program makes.
 fn calls(config: &ArenaConfig) -> u64 {
-    let pool = pool(&SimDevice::new(), config.clone(), Fate::Panics, u64::MAX);
+    let (pool, calls) = pool(&SimDevice::new(), config.clone(), Fate::Panics, u64::MAX);
     program(&pool, |step| assert_eq!(step, Ok(())));
-    pool.allocator().hooks.calls.load(SeqCst)
+    calls.load(SeqCst)
 }
 
 // A fitting block became free while the allocator looked for memory. The allocator did not search
@@ -102,14 +113,14 @@ fn calls(config: &ArenaConfig) -> u64 {
 fn pytorch_189504_a_block_that_comes_free_meanwhile_is_found() {
     let device = SimDevice::new();
     let config = ArenaConfig::segments(MIB);
-    let pool: Pool<true> = pool(&device, config, Fate::FinishesWork, 1);
+    let (pool, calls) = pool::<true>(&device, config, Fate::FinishesWork, 1);
     let s = device.stream();
     let (_pin, block) = (pool.allocate_on(&s, 4 * KIB).unwrap(), pool.allocate_on(&s, 512 * KIB));
     device.kernel(&s, &block.as_ref().unwrap().on(&s).unwrap());
     drop(block); // becomes free when its kernel has run; its segment cannot go back
     assert_eq!(pool.allocate_on(&s, 600 * KIB).unwrap().size(), 600 * KIB);
     assert_eq!((device.calls().allocations, device.hazards()), (1, 0));
-    assert!(pool.allocator().hooks.calls.load(SeqCst) > 1, "the device was not asked");
+    assert!(calls.load(SeqCst) > 1, "the device was not asked");
 }
 
 // A panic in the upstream allocator poisoned a lock, and blocks freed after that were freed twice.
@@ -118,7 +129,7 @@ fn arrow_10378_a_panic_in_the_device_is_survived() {
     for config in [ArenaConfig::segments(MIB), ArenaConfig::grow()] {
         for at in 0..calls(&config) {
             let device = SimDevice::new();
-            let pool = pool(&device, config.clone(), Fate::Panics, at);
+            let (pool, _) = pool(&device, config.clone(), Fate::Panics, at);
             let mut panics = 0;
             program(&pool, |step| panics += u64::from(step.is_err()));
             assert_eq!((panics, pool.stats().allocated_bytes), (1, 0), "{at}, {config:?}");
@@ -143,7 +154,7 @@ fn a_panic_in_the_device_leaves_the_limit_as_it_was() {
     let arenas = [Some(ArenaConfig::segments(MIB)), Some(ArenaConfig::grow())];
     let cases = arenas.into_iter().flat_map(|config| [(config.clone(), 0), (config, 1)]);
     for (config, at) in cases.chain([(None, 0)]) {
-        let device = Fated::<false>::device(SimDevice::new(), Fate::Panics, at);
+        let device = Fated::device::<false>(SimDevice::new(), Fate::Panics, at, &Arc::default());
         let builder = BucketPool::builder(device).reserved_limit(6 * MIB);
         let pool = match config.clone() {
             Some(config) => builder.arena(config).build(),
@@ -165,7 +176,7 @@ fn a_panic_in_the_device_leaves_the_limit_as_it_was() {
 fn wgpu_10301_a_lost_device_is_reported_and_drops_are_silent() {
     for config in [ArenaConfig::segments(MIB), ArenaConfig::grow()] {
         for at in 0..calls(&config) {
-            let pool = pool(&SimDevice::new(), config.clone(), Fate::IsLost, at);
+            let (pool, _) = pool(&SimDevice::new(), config.clone(), Fate::IsLost, at);
             program(&pool, |step| assert!(matches!(step, Ok(()) | Err(Why::Lost)), "{step:?}"));
             let refused = pool.allocate(99 * MIB).unwrap_err();
             assert_eq!((refused.why(), pool.stats().allocated_bytes), (Why::Lost, 0));
@@ -182,7 +193,7 @@ fn wgpu_10301_a_lost_device_is_reported_and_drops_are_silent() {
 fn wgpu_zeroing_by_buffer_does_not_take_a_used_part_for_fresh() {
     for config in [ArenaConfig::segments(3 * MIB), ArenaConfig::pages(64 * KIB, 0.0)] {
         let device = SimDevice::new();
-        let pool: Pool<false> = pool(&device, config.clone(), Fate::Panics, u64::MAX);
+        let (pool, _) = pool::<false>(&device, config.clone(), Fate::Panics, u64::MAX);
         let on = device.clock().default_stream();
         let first = pool.allocate(MIB).unwrap();
         device.fill(on, &first.on(on).unwrap(), 0xEE);

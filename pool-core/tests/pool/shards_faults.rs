@@ -10,7 +10,7 @@ use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PooledBuffer,
     StreamClock, Why,
 };
-use pool_sim::{Call, Hooked, Hooks, MappedSim, SimDevice};
+use pool_sim::{Call, Claims, Hooked, Hooks, MappedSim, SimDevice};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
@@ -39,9 +39,11 @@ fn an_arena_with_a_share_of_the_peak_warms_up() {
 /// A device on which a drop may free, and whose next free panics if it is told to.
 struct Frees(Arc<AtomicU64>);
 
-impl Hooks<SimDevice> for Frees {
+impl Claims<SimDevice> for Frees {
     const MEMORY: Memory = Memory { free_in_drop: true, ..Memory::DEVICE };
+}
 
+impl Hooks<SimDevice> for Frees {
     fn before(&self, _: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
         if matches!(call, Call::Free { .. }) && self.0.swap(0, SeqCst) == 1 {
             resume_unwind(Box::new("on purpose"));
@@ -58,11 +60,12 @@ fn streams(device: &SimDevice) -> [pool_core::StreamOf<SimDevice>; 2] {
 #[test]
 fn a_panic_where_room_is_made_loses_no_other_block() {
     let (device, fuse) = (SimDevice::new(), Arc::new(AtomicU64::new(0)));
-    let pool = BucketPool::builder(Hooked::with(device.clone(), Frees(fuse.clone())))
-        .policy(BucketPolicy::Exact)
-        .cached_limit(4 * MIB)
-        .shards(64)
-        .build();
+    let pool =
+        BucketPool::builder(Hooked::with(device.clone(), Frees(fuse.clone())).claiming::<Frees>())
+            .policy(BucketPolicy::Exact)
+            .cached_limit(4 * MIB)
+            .shards(64)
+            .build();
     let [one, two] = streams(&device);
     let full = [(); 2].map(|()| pool.allocate_on(&one, 2 * MIB).unwrap());
     let last = pool.allocate_on(&two, 2 * MIB).unwrap();
@@ -126,7 +129,7 @@ fn a_bucket_limit_holds_when_the_pool_takes_shards() {
 
 #[test]
 fn a_block_that_another_thread_frees_late_serves_a_request_that_would_be_refused() {
-    type Late = Mutex<Option<PooledBuffer<Hooked<SimDevice, FreesLate>>>>;
+    type Late = Mutex<Option<PooledBuffer<Hooked<SimDevice>>>>;
     struct FreesLate(Arc<AtomicU64>, Arc<Late>);
     impl Hooks<SimDevice> for FreesLate {
         fn before(&self, _: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
@@ -177,7 +180,7 @@ fn a_block_that_was_just_freed_is_not_old() {
 fn the_shards_of_an_arena_keep_one_limit() {
     for order in [[0, 1], [1, 0]] {
         let device = SimDevice::new();
-        let pool = BucketPool::builder(Hooked::with(device.clone(), Frees(Arc::default())))
+        let pool = BucketPool::builder(Hooked::new(device.clone()).claiming::<Frees>())
             .arena(ArenaConfig::segments(MIB))
             .cached_limit(8 * MIB)
             .shards(2)
@@ -226,8 +229,8 @@ fn counts_that_were_reset_begin_with_zero() {
 
 #[test]
 fn a_clear_ends_while_others_free() {
-    type Slot<H> = Mutex<Option<BucketPool<Hooked<SimDevice, H>>>>;
-    struct Refills(Arc<Slot<Self>>);
+    type Slot = Mutex<Option<BucketPool<Hooked<SimDevice>>>>;
+    struct Refills(Arc<Slot>);
     impl Hooks<SimDevice> for Refills {
         fn before(&self, _: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
             if matches!(call, Call::Free { .. }) {
@@ -237,7 +240,7 @@ fn a_clear_ends_while_others_free() {
             Ok(())
         }
     }
-    let slot = Arc::default();
+    let slot = Arc::<Slot>::default();
     let pool = BucketPool::new(Hooked::with(SimDevice::new(), Refills(Arc::clone(&slot))));
     drop(pool.allocate(MIB).unwrap());
     *slot.lock().unwrap() = Some(pool.clone());

@@ -8,7 +8,7 @@ use pool_core::{
     ArenaConfig, BucketPool, DeviceAllocator, DeviceError, MIB, PoolBuilder, PrivatePool,
     StreamClock, ZeroPolicy,
 };
-use pool_sim::{Call, Hooked, Hooks, SimDevice};
+use pool_sim::{Call, Claims, Hooked, Hooks, SimDevice};
 use std::future::Future;
 use std::panic::resume_unwind;
 use std::pin::pin;
@@ -37,7 +37,7 @@ impl Hooks<SimDevice> for Burns {
     }
 }
 
-fn builder(device: &SimDevice) -> (PoolBuilder<Hooked<SimDevice, Burns>>, Fuse) {
+fn builder(device: &SimDevice) -> (PoolBuilder<Hooked<SimDevice>>, Fuse) {
     let fuse = Fuse::default();
     let allocator = Hooked::with(device.clone(), Burns(fuse.clone()));
     (BucketPool::builder(allocator).cached_limit(CachedLimit::Unlimited), fuse)
@@ -114,10 +114,12 @@ fn a_buffer_whose_free_panics_gives_up_its_pool() {
 /// zeroing and its free may panic.
 struct AtOnce(Fuse);
 
-impl Hooks<SimDevice> for AtOnce {
+impl Claims<SimDevice> for AtOnce {
     const MEMORY: Memory =
         Memory { zeroing: Zeroing::AtOnce, free_in_drop: true, ..Memory::DEVICE };
+}
 
+impl Hooks<SimDevice> for AtOnce {
     fn before(&self, _: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
         if matches!(call, Call::Free { .. } | Call::Zero { .. }) {
             burn(&self.0);
@@ -130,7 +132,7 @@ impl Hooks<SimDevice> for AtOnce {
 fn a_buffer_whose_zeroing_panics_when_it_is_freed_is_free() {
     for is_detached in [false, true] {
         let (device, fuse) = (SimDevice::new(), Fuse::default());
-        let allocator = Hooked::with(device.clone(), AtOnce(fuse.clone()));
+        let allocator = Hooked::with(device.clone(), AtOnce(fuse.clone())).claiming::<AtOnce>();
         let pool = BucketPool::builder(allocator).zero(ZeroPolicy::OnReturn).build();
         let buffer = pool.allocate(MIB).unwrap();
         let clock = pool.allocator().clock();
@@ -193,7 +195,7 @@ fn an_arena_that_panics_while_it_warms_up_keeps_what_it_has() {
 fn a_private_pool_whose_blocks_panic_when_they_go_loses_only_those() {
     let (device, fuse) = (SimDevice::new(), Fuse::default());
     // Nothing is cached, so each block goes to the device.
-    let allocator = Hooked::with(device, AtOnce(fuse.clone()));
+    let allocator = Hooked::with(device, AtOnce(fuse.clone())).claiming::<AtOnce>();
     let pool = BucketPool::builder(allocator).cached_limit(0).build();
     let private = PrivatePool::new(&pool);
     private.bind(pool.default_stream()).unwrap();

@@ -1,7 +1,7 @@
 //! Requests that wait for memory: who is served when, and what wakes them.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use crate::hooked::{At, hooked, outcome};
+use crate::hooked::{hooked, outcome};
 use pool_core::error::Verdict;
 use pool_core::limits::{Budget, CachedLimit};
 use pool_core::port::Limit;
@@ -147,7 +147,7 @@ fn woken_after(arena: Option<ArenaConfig>, panics: bool, work: fn(&Hooking) -> b
 }
 
 type Hook = Box<dyn Fn() + Send + Sync>;
-type Hooking = BucketPool<Hooked<SimDevice, At<Hook>>>;
+type Hooking = BucketPool<Hooked<SimDevice>>;
 /// Code that runs at the next call of the allocator.
 type Visit = Arc<Mutex<Option<Hook>>>;
 

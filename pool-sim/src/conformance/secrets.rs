@@ -64,10 +64,7 @@ pub(super) fn run_arena<A: Transfer>(make: impl Fn() -> PoolBuilder<A>) {
     });
 }
 
-fn watched<A: Transfer>(
-    inner: A,
-    zero: ZeroPolicy,
-) -> (BucketPool<Hooked<A, CountsCanaries>>, Arc<AtomicU64>) {
+fn watched<A: Transfer>(inner: A, zero: ZeroPolicy) -> (BucketPool<Hooked<A>>, Arc<AtomicU64>) {
     let found = Arc::new(AtomicU64::new(0));
     let builder = BucketPool::builder(Hooked::with(inner, CountsCanaries(found.clone())));
     let pool = builder.zero(zero).cached_limit(CachedLimit::Unlimited).build();

@@ -3,7 +3,7 @@
 //!
 //! ```console
 //! $ BUCKETPOOL_OPERATIONS=100000000 \
-//!     cargo test --release -p pool-host --test scripts -- --nocapture
+//!     cargo test --release -p pool-host --test pools -- scripts:: --nocapture
 //! ```
 //!
 //! runs that many operations for each policy. `BUCKETPOOL_SEED` is the first seed. Each hundred

@@ -1,0 +1,9 @@
+//! Pools of host memory. One program, since the code of a pool is compiled anew for each.
+
+mod alignment;
+mod conformance;
+mod dumps;
+mod ecosystem;
+mod guards;
+mod refusals;
+mod scripts;
