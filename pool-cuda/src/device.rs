@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Weak};
 use std::thread::{self, ThreadId};
 
 /// `CU_STREAM_LEGACY`: another handle of the null stream.
@@ -20,8 +20,9 @@ const LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`: a handle that means a different stream on each thread.
 const PER_THREAD: usize = 2;
 
-/// A GPU, with the clock of its streams. Clones are the same device. Allocators that share streams
-/// must share one device.
+/// A GPU, with the clock of its streams. Clones are the same device, and so are all that are opened
+/// while one of them lives: allocators of different libraries in one process know each other's
+/// streams.
 ///
 /// A pool makes the device's context current during its calls, and the caller's context again
 /// before it returns.
@@ -33,11 +34,21 @@ struct Inner {
     events: CudaDriver,
     clock: Timeline<CudaDriver>,
     /// Registered streams. The clock keeps each alive, so the driver does not reuse its handle.
-    streams: Mutex<HashMap<StreamKey, PoolStream>>,
+    streams: Mutex<HashMap<StreamKey, Registered>>,
     total_bytes: u64,
 }
 
 type StreamKey = (usize, Option<ThreadId>);
+
+/// A registered stream.
+struct Registered {
+    on: PoolStream,
+    /// How many have wrapped it and not retired it. The last one's retirement ends it.
+    borrowers: usize,
+}
+
+/// The devices that are open, by the addresses of their contexts.
+static OPEN: LazyLock<Mutex<HashMap<usize, Weak<Inner>>>> = LazyLock::new(Mutex::default);
 
 /// The key of the legacy default stream.
 const DEFAULT: StreamKey = (0, None);
@@ -114,18 +125,29 @@ impl CudaDevice {
         if let Some(forked) = forked() {
             return Err(forked);
         }
+        let mut open = OPEN.lock();
+        open.retain(|_, device| device.strong_count() > 0);
+        let known = open.get(&context.cu_ctx().addr()).and_then(Weak::upgrade);
+        // A lost device serves nobody; a program that has reset it begins anew.
+        if let Some(known) = known.filter(|known| known.driver.fault().is_none()) {
+            return Ok(Self(known));
+        }
         let default = context.default_stream();
         // Not by the context's own call, which would tell an error that an earlier drop has left.
         // SAFETY: the device of a context exists.
         let total = unsafe { result::device::total_mem(context.cu_device()) };
         let total = total.map_err(|e| refusal("cuDeviceTotalMem", e))?;
+        let address = context.cu_ctx().addr();
         let driver = Arc::new(Driver::new(context));
         let (raw, events) =
             (RawStream::new(default.clone(), None), CudaDriver::new(driver.clone()));
         let clock = Timeline::new(events.clone(), raw);
-        let streams = HashMap::from([(key(&default), clock.default_stream().clone())]);
+        let registered = Registered { on: clock.default_stream().clone(), borrowers: 0 };
+        let streams = HashMap::from([(key(&default), registered)]);
         let (streams, total_bytes) = (Mutex::new(streams), total as u64);
-        Ok(Self(Arc::new(Inner { driver, events, clock, streams, total_bytes })))
+        let device = Arc::new(Inner { driver, events, clock, streams, total_bytes });
+        open.insert(address, Arc::downgrade(&device));
+        Ok(Self(device))
     }
 
     /// Registers one of the program's streams, and keeps it alive until it is retired. A second
@@ -167,10 +189,9 @@ impl CudaDevice {
         }
         let key = key(stream);
         let mut streams = self.0.streams.lock();
-        let known = streams
-            .entry(key)
-            .or_insert_with(|| self.clock().register(RawStream::new(stream.clone(), key.1)));
-        Ok(known.clone())
+        let new = || self.clock().register(RawStream::new(stream.clone(), key.1));
+        let known = streams.entry(key).or_insert_with(|| Registered { on: new(), borrowers: 0 });
+        Ok(known.on.clone())
     }
 
     /// Registers a stream that another library owns, by its handle.
@@ -181,14 +202,18 @@ impl CudaDevice {
     /// for per-thread default streams (`CUDA_API_PER_THREAD_DEFAULT_STREAM`) says null and means
     /// `CU_STREAM_PER_THREAD`: pass that handle for it.
     ///
+    /// Several may wrap one handle, and have one registration, which ends with the last of them. A
+    /// stream that [`CudaDevice::stream`] has registered stays registered.
+    ///
     /// # Errors
     ///
-    /// [`Why::Other`] if the handle is registered already and is not the legacy default stream.
+    /// [`Why::Lost`] and [`Why::Forked`] as for every call.
     ///
     /// # Safety
     ///
     /// The handle is a stream of this device's context. Its owner keeps it until
-    /// [`BorrowedStream::retire`] or [`CudaDevice::retire`] has returned `Ok`. The drop of the
+    /// [`BorrowedStream::retire`] of all that have wrapped it, or [`CudaDevice::retire`], has returned
+    /// `Ok`. The drop of the
     /// `BorrowedStream` retires it too if the driver takes the event that the drop records: the
     /// stream is under no capture, and the device has memory for an event.
     ///
@@ -204,7 +229,7 @@ impl CudaDevice {
     /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
     /// # double::stand_in(); // in the place of the driver
     /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
-    /// use bucketpool::{BucketPool, MIB, Why};
+    /// use bucketpool::{BucketPool, MIB};
     /// use bucketpool::cuda::{CudaAllocator, CudaDevice};
     ///
     /// # let device = CudaDevice::new(0)?;
@@ -213,8 +238,7 @@ impl CudaDevice {
     /// // SAFETY: the stream is of this context, and its owner keeps it until it is retired.
     /// let on = unsafe { device.wrap_stream(handle) }?;
     /// // SAFETY: as above.
-    /// let twice = unsafe { device.wrap_stream(handle) }.unwrap_err();
-    /// assert_eq!(twice.why, Why::Other);
+    /// drop(unsafe { device.wrap_stream(handle) }?); // another part of the program has it too
     /// # let pool = BucketPool::new(CudaAllocator::on(device));
     /// drop(pool.allocate_on(&on, MIB)?);
     /// on.retire().map_err(|(_on, error)| error)?;
@@ -235,16 +259,33 @@ impl CudaDevice {
             return Ok(BorrowedStream { on, device: self.clone(), retires: false });
         }
         // One lock: of two threads that wrap a handle, one owns the registration.
-        match self.0.streams.lock().entry(key) {
-            Entry::Occupied(_) => {
-                Err(DeviceError::new(Why::Other, "wrap a stream that is known already"))
+        let (on, retires) = match self.0.streams.lock().entry(key) {
+            Entry::Occupied(known) => {
+                let known = known.into_mut();
+                let retires = known.borrowers > 0;
+                known.borrowers += usize::from(retires);
+                (known.on.clone(), retires)
             }
             Entry::Vacant(unknown) => {
                 let on = self.clock().register(RawStream::new(stream, key.1));
-                unknown.insert(on.clone());
-                Ok(BorrowedStream { on, device: self.clone(), retires: true })
+                (unknown.insert(Registered { on, borrowers: 1 }).on.clone(), true)
+            }
+        };
+        Ok(BorrowedStream { on, device: self.clone(), retires })
+    }
+
+    /// Ends one borrower's part in a stream, and the stream with the last one.
+    fn retire_one(&self, stream: &PoolStream) -> Result<(), DeviceError> {
+        {
+            let mut streams = self.0.streams.lock();
+            let mut known = streams.values_mut();
+            let known = known.find(|known| std::ptr::eq(known.on.raw(), stream.raw()));
+            if let Some(known) = known.filter(|known| known.borrowers > 1) {
+                known.borrowers -= 1;
+                return Ok(());
             }
         }
+        self.retire(stream)
     }
 
     /// Ends the registration of a stream. Its queued work still runs, and memory that it used
@@ -278,14 +319,15 @@ impl CudaDevice {
     pub fn retire(&self, stream: &PoolStream) -> Result<(), DeviceError> {
         self.clock().retire(stream)?;
         let mut streams = self.0.streams.lock();
-        streams.retain(|_, known| !std::ptr::eq(known.raw(), stream.raw()));
+        streams.retain(|_, known| !std::ptr::eq(known.on.raw(), stream.raw()));
         Ok(())
     }
 
     /// Returns the registration of one of cudarc's streams.
     pub(crate) fn known(&self, stream: &CudaStream) -> Option<PoolStream> {
         let ours = forked().is_none() && stream.context().cu_ctx() == self.context().cu_ctx();
-        ours.then(|| self.0.streams.lock().get(&key(stream)).cloned()).flatten()
+        ours.then(|| self.0.streams.lock().get(&key(stream)).map(|known| known.on.clone()))
+            .flatten()
     }
 
     /// Returns whether the device has a feature. A driver that does not know the feature refuses
@@ -328,6 +370,26 @@ impl CudaDevice {
     #[must_use]
     pub fn ordinal(&self) -> usize {
         self.context().ordinal()
+    }
+
+    /// Lets a thread that waits for this device sleep, and not spin: it then uses no core, and wakes
+    /// some 50 us later. For a program with more waiting threads than cores.
+    ///
+    /// It holds for events that are made afterwards, so call it first.
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::cuda::CudaDevice;
+    ///
+    /// let device = CudaDevice::new(0)?;
+    /// device.sleep_in_waits(true);
+    /// # device.sleep_in_waits(false);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sleep_in_waits(&self, sleeps: bool) {
+        self.events().sleep_in_waits(sleeps);
     }
 
     /// Returns the bytes of memory that no program has, as the driver knows them now.
@@ -394,7 +456,7 @@ impl BorrowedStream {
         if !self.retires {
             return Ok(());
         }
-        match self.device.retire(&self.on) {
+        match self.device.retire_one(&self.on) {
             Ok(()) => {
                 self.retires = false;
                 Ok(())
@@ -442,7 +504,7 @@ impl Drop for BorrowedStream {
         // another thread the host would wait for the whole context.
         if self.retires && forked().is_none() && self.on.raw().is_reachable() {
             // A refusal cannot be told.
-            let _ = self.device.retire(&self.on);
+            let _ = self.device.retire_one(&self.on);
         }
     }
 }

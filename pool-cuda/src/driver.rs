@@ -19,6 +19,9 @@ pub(crate) struct Driver {
     context: Kept<Arc<CudaContext>>,
     /// The code with which the device was lost; 0 while it works.
     lost: AtomicU32,
+    /// The [`number`] of a call that was refused with `CUDA_ERROR_UNKNOWN` and has not succeeded
+    /// since; 0 without one.
+    unknown: AtomicU32,
     captures: Arc<Captures>,
 }
 
@@ -101,8 +104,9 @@ impl<T: OfContext> Drop for Kept<T> {
 impl Driver {
     pub(crate) fn new(context: Arc<CudaContext>) -> Self {
         notice_forks();
-        let (lost, captures) = (AtomicU32::new(0), Captures::of(&context));
-        Self { context: Kept::new(context), lost, captures }
+        let (lost, unknown) = (AtomicU32::new(0), AtomicU32::new(0));
+        let captures = Captures::of(&context);
+        Self { context: Kept::new(context), lost, unknown, captures }
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
@@ -129,7 +133,12 @@ impl Driver {
         name: &'static str,
         work: impl FnOnce() -> Result<T, DriverError>,
     ) -> Result<T, DeviceError> {
-        self.in_context(work)?.map_err(|e| self.refusal(name, e))
+        let done = self.in_context(work)?.map_err(|e| self.refusal(name, e));
+        let unknown = self.unknown.load(Relaxed);
+        if unknown != 0 && done.is_ok() && unknown == number(name) {
+            self.unknown.store(0, Relaxed);
+        }
+        done
     }
 
     /// Makes a call that names a context or an event of another device. If the driver says that a
@@ -196,14 +205,24 @@ impl Driver {
         self.captures.begin()
     }
 
-    /// Converts the driver's error, and notes it if the device is lost.
+    /// Converts the driver's error, and notes it if the device is lost. `CUDA_ERROR_UNKNOWN` twice is a
+    /// loss if the call has not succeeded between: so it is after an Xid error or a suspended machine.
     fn refusal(&self, call: &'static str, error: DriverError) -> DeviceError {
-        let error = refusal(call, error);
+        let is_unknown = error.0 == CUresult::CUDA_ERROR_UNKNOWN;
+        let mut error = refusal(call, error);
+        if is_unknown && self.unknown.swap(number(call), Relaxed) != 0 {
+            error.why = Why::Lost;
+        }
         if error.why == Why::Lost {
             self.lost.store(u32::try_from(error.code).unwrap_or(u32::MAX), Relaxed);
         }
         error
     }
+}
+
+/// A number for the name of a call, which is not 0.
+fn number(name: &str) -> u32 {
+    name.bytes().fold(1, |sum: u32, byte| sum.rotate_left(5) ^ u32::from(byte)).max(1)
 }
 
 /// The capture mode of the calling thread. Its drop restores the mode, also when a panic passes.

@@ -9,6 +9,7 @@ use pool_core::stream::{EventDriver, Stream};
 use pool_core::{DeviceError, Why};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, ThreadId};
 
 /// The driver's handle `CU_STREAM_LEGACY` (`cuda.h`).
@@ -79,6 +80,8 @@ pub struct CudaDriver(Arc<Events>);
 struct Events {
     driver: Arc<Driver>,
     idle: Mutex<Vec<RawEvent>>,
+    /// Whether a wait for a new event sleeps.
+    sleeps: AtomicBool,
 }
 
 /// An event of the driver.
@@ -98,14 +101,26 @@ pub struct CudaEvent {
 
 impl CudaDriver {
     pub(crate) fn new(driver: Arc<Driver>) -> Self {
-        Self(Arc::new(Events { driver, idle: Mutex::default() }))
+        let (idle, sleeps) = (Mutex::default(), AtomicBool::new(false));
+        Self(Arc::new(Events { driver, idle, sleeps }))
+    }
+
+    pub(crate) fn sleep_in_waits(&self, sleeps: bool) {
+        self.0.sleeps.store(sleeps, Relaxed);
     }
 
     fn event(&self) -> Result<RawEvent, DeviceError> {
         let idle = self.0.idle.lock().pop();
         let create = || {
+            let mut flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+            if self.0.sleeps.load(Relaxed) {
+                flags |= sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+            }
             self.0.driver.call("cuEventCreate", || {
-                result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map(RawEvent)
+                let mut event = std::ptr::null_mut();
+                // SAFETY: `event` is a live local variable, which the call writes.
+                unsafe { sys::cuEventCreate(&raw mut event, flags) }.result()?;
+                Ok(RawEvent(event))
             })
         };
         idle.map_or_else(create, Ok)
@@ -126,7 +141,7 @@ impl CudaDriver {
         on: &RawStream,
         call: &'static str,
     ) -> Result<(), DeviceError> {
-        if on.is_legacy() && self.is_captured(on)? {
+        if on.is_legacy() && self.is_in_capture(on)? {
             return Err(DeviceError::new(Why::NotSubmitted, call));
         }
         Ok(())
@@ -134,7 +149,7 @@ impl CudaDriver {
 
     /// Returns whether a stream is under capture, or is the legacy default stream beside a captured
     /// stream that waits for it. The driver answers without the device.
-    pub(crate) fn is_captured(&self, on: &RawStream) -> Result<bool, DeviceError> {
+    pub(crate) fn is_in_capture(&self, on: &RawStream) -> Result<bool, DeviceError> {
         // SAFETY: the stream is kept alive by its `Arc`.
         let ask = || unsafe { result::stream::is_capturing(on.cu_stream()) };
         match self.0.driver.call("cuStreamIsCapturing", ask) {
@@ -163,7 +178,7 @@ impl EventDriver for CudaDriver {
         self.spare_captures(on, call)?;
         let event = self.record_edge(on)?;
         // A capture may have begun meanwhile.
-        let captured = self.is_captured(on);
+        let captured = self.is_in_capture(on);
         if captured != Ok(false) {
             event.destroy();
             captured?;
@@ -182,12 +197,22 @@ impl EventDriver for CudaDriver {
     }
 
     fn wait(&self, on: &RawStream, event: &CudaEvent) -> Result<(), DeviceError> {
-        let Some(raw) = event.raw else { return Ok(()) };
+        if event.raw.is_none() {
+            return Ok(());
+        }
         if !on.is_reachable() {
             // The stream cannot be made to wait. What the host has seen done is before its work.
             return self.synchronize(event);
         }
-        self.spare_captures(on, "cuStreamWaitEvent on the legacy stream beside a capture")?;
+        if self.is_in_capture(on)? {
+            let call = "cuStreamWaitEvent in or beside a capture of another library";
+            return Err(DeviceError::new(Why::NotSubmitted, call));
+        }
+        self.wait_edge(on, event)
+    }
+
+    fn wait_edge(&self, on: &RawStream, event: &CudaEvent) -> Result<(), DeviceError> {
+        let Some(raw) = event.raw else { return Ok(()) };
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: the event lives as long as it is borrowed, the stream as long as its `Arc`.
         let wait = || unsafe { result::stream::wait_event(on.cu_stream(), raw.0, flags) };
@@ -219,6 +244,18 @@ impl EventDriver for CudaDriver {
         // SAFETY: the event lives as long as it is borrowed.
         let synchronize = || unsafe { result::event::synchronize(raw.0) };
         self.0.driver.relaxed("cuEventSynchronize", synchronize)
+    }
+
+    fn is_captured(&self, on: &RawStream) -> Result<bool, DeviceError> {
+        if !on.is_reachable() {
+            return Ok(false); // the handle would mean a stream of this thread
+        }
+        // Beside a capture the legacy stream takes no work, but memory.
+        Ok(!on.is_legacy() && self.is_in_capture(on)?)
+    }
+
+    fn may_record(&self, on: &RawStream) -> bool {
+        on.is_reachable()
     }
 
     fn fault(&self) -> Option<DeviceError> {

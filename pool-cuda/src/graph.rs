@@ -7,6 +7,7 @@ use crate::device::CudaDevice;
 use crate::driver::forked;
 use crate::events::PoolStream;
 use cudarc::driver::{result, sys};
+use pool_core::stream::EventDriver;
 use pool_core::{BucketPool, DeviceError, PooledBuffer, PrivatePool, StreamClock, Why};
 use std::fmt;
 use std::marker::PhantomData;
@@ -75,7 +76,7 @@ pub struct CudaGraph<A: Vram> {
 struct Instance {
     device: CudaDevice,
     graph: sys::CUgraph,
-    /// Null until `instantiated` sets it.
+    /// Null until `instantiate` sets it.
     ready: sys::CUgraphExec,
 }
 
@@ -219,17 +220,28 @@ impl<A: Vram> CudaCapture<A> {
     pub fn end(mut self) -> Result<CudaGraph<A>, DeviceError> {
         let joined = self.forked.iter().try_for_each(|forked| self.join(&self.origin, forked));
         let ended = self.stop();
-        joined?;
-        let instance = ended?.instantiated()?;
         let missing = DeviceError::new(Why::Other, "a capture that has ended");
-        Ok(CudaGraph { instance, private: self.private.take().ok_or(missing)? })
+        let private = self.private.take().ok_or(missing)?; // the drop ends nothing a second time
+        joined?;
+        let mut instance = ended?;
+        or_with_room(private.pool(), || instance.instantiate())?;
+        Ok(CudaGraph { instance, private })
     }
 
     fn stop(&mut self) -> Result<Instance, DeviceError> {
-        let graph = self.device.driver().call("cuStreamEndCapture", || {
-            // SAFETY: the stream is kept alive by its `Arc`.
-            unsafe { result::stream::end_capture(self.origin.raw().cu_stream()) }
-        });
+        let end = || {
+            self.device.driver().call("cuStreamEndCapture", || {
+                // SAFETY: the stream is kept alive by its `Arc`.
+                unsafe { result::stream::end_capture(self.origin.raw().cu_stream()) }
+            })
+        };
+        let ready = std::ptr::null_mut();
+        let instance = |graph| Instance { device: self.device.clone(), graph, ready };
+        let ended = end().map(instance);
+        // A capture that the refusal has not ended would hold its stream for ever.
+        if ended.is_err() && self.device.events().is_captured(self.origin.raw()) == Ok(true) {
+            drop(end().map(instance));
+        }
         let clock = self.device.clock();
         let mut after = clock.end_capture(&self.origin);
         for forked in self.forked.drain(..) {
@@ -238,8 +250,7 @@ impl<A: Vram> CudaCapture<A> {
         if let Some(private) = &self.private {
             private.end(&after);
         }
-        let (device, ready) = (self.device.clone(), std::ptr::null_mut());
-        graph.map(|graph| Instance { device, graph, ready })
+        ended
     }
 }
 
@@ -252,13 +263,28 @@ impl<A: Vram> Drop for CudaCapture<A> {
 }
 
 impl Instance {
-    fn instantiated(mut self) -> Result<Self, DeviceError> {
+    fn instantiate(&mut self) -> Result<(), DeviceError> {
         self.ready = self.device.driver().relaxed("cuGraphInstantiate", || {
             let flags = sys::CUgraphInstantiate_flags(0);
             // SAFETY: `stop` made the graph, and it has no other user.
             unsafe { result::graph::instantiate(self.graph, flags) }
         })?;
-        Ok(self)
+        Ok(())
+    }
+}
+
+/// Makes a call of the driver that takes memory beside the pool. If the device has none left, the pool
+/// gives its cached memory back, and the call is made once more.
+fn or_with_room<A: Vram>(
+    pool: &BucketPool<A>,
+    mut call: impl FnMut() -> Result<(), DeviceError>,
+) -> Result<(), DeviceError> {
+    match call() {
+        Err(full) if full.why == Why::OutOfMemory => match pool.clear() {
+            Ok(bytes) if bytes > 0 => call(),
+            _ => Err(full),
+        },
+        other => other,
     }
 }
 
@@ -267,7 +293,7 @@ impl Drop for Instance {
         // Launches that run go on; the driver frees the instance after them.
         let driver = self.device.driver();
         if !self.ready.is_null() {
-            // SAFETY: made by `instantiated`, and destroyed once.
+            // SAFETY: made by `instantiate`, and destroyed once.
             let destroy = || unsafe { result::graph::exec_destroy(self.ready) };
             let _ = driver.relaxed("cuGraphExecDestroy", destroy);
         }
@@ -321,20 +347,22 @@ impl<A: Vram> CudaGraph<A> {
             return Err(DeviceError::new(Why::Foreign, "launch on a stream of another device"));
         }
         let stream = on.raw().handle()?;
-        if device.clock().is_capturing(on) || device.events().is_captured(on.raw())? {
+        if device.clock().is_capturing(on) || device.events().is_in_capture(on.raw())? {
             let call = "cuGraphLaunch in or beside a capture";
             return Err(DeviceError::new(Why::NotSubmitted, call));
         }
         let reads = reads.iter().map(|buffer| buffer.read_on(on));
         let in_use = reads.chain(uses.iter().map(|buffer| buffer.on(on)));
         let _in_use: Vec<_> = in_use.collect::<Result<_, _>>()?;
-        self.private.launch(on, || {
+        let launch = || {
             device.driver().call("cuGraphLaunch", || {
                 // SAFETY: the instance lives as long as `self`, borrowed alone; the stream is kept
                 // alive by its `Arc`.
                 unsafe { result::graph::launch(*ready, stream) }
             })
-        })
+        };
+        // The first launch moves the graph to the device.
+        or_with_room(self.private.pool(), || self.private.launch(on, launch))
     }
 
     /// Returns the bytes that are kept for the graph and that no buffer has.

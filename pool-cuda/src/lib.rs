@@ -27,6 +27,7 @@
 #![deny(unsafe_code)]
 
 mod abi;
+mod adopted;
 mod array;
 mod block;
 mod blocking;
@@ -44,7 +45,8 @@ mod stream_ordered;
 mod transfer;
 mod waiting;
 
-pub use array::{TypedView, Vram, into_slice};
+pub use adopted::AdoptedCapture;
+pub use array::{OfCuda, TypedView, Vram, into_slice};
 pub use block::{CudaBlock, CudaView};
 pub use blocking::CudaAllocator;
 pub use device::{BorrowedStream, CudaDevice};
@@ -52,7 +54,7 @@ pub use events::{CudaDriver, CudaEvent, PoolStream, RawStream};
 pub use graph::{CudaCapture, CudaGraph};
 pub use memory::CudaMemory;
 pub use pages::{CudaVmmAllocator, Exported, VmmConfig};
-pub use peers::{CudaPools, use_on_peer};
+pub use peers::{CudaPools, copy_to_peer, use_on_peer};
 pub use pinned::{CudaPinnedAllocator, PinnedBlock, PinnedBytes, PinnedRange};
 pub use stream_ordered::CudaAsyncAllocator;
 pub use transfer::CudaArrival;

@@ -11,7 +11,7 @@ use crate::waiting::Waiting;
 use cudarc::driver::{result, sys};
 use pool_core::port::{MarkOf, Memory, PageCalls, Request, Sliceable, WholeBlocks};
 use pool_core::stream::Timeline;
-use pool_core::{BucketPool, DeviceAllocator, DeviceError, MIB, Why};
+use pool_core::{BucketPool, DeviceAllocator, DeviceError, MIB, PoolBuilder, Why};
 use std::fmt;
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -19,8 +19,10 @@ use std::sync::OnceLock;
 /// Bytes that device memory is aligned to (CUDA C Programming Guide, "Device Memory Accesses").
 const ALIGNMENT: u64 = 256;
 
-/// Bytes of idle page-locked memory that an allocator keeps for copies.
+/// Bytes of idle page-locked memory that an allocator keeps for copies of each direction.
 const STAGING_KEPT: u64 = 64 * MIB;
+/// Bytes of page-locked memory that copies to the device may have in flight.
+const STAGING_LIMIT: u64 = 256 * MIB;
 
 /// The driver calls of one kind of device memory. Its module is private: only this crate implements
 /// it.
@@ -77,7 +79,7 @@ pub trait Source: Send + Sync + Sized + 'static {
     }
 }
 
-/// Memory that a `CudaSlice` may free: whole blocks, from calls that match cudarc's free.
+/// Memory whose blocks the driver hands out and takes back whole.
 pub trait Whole: Source {}
 
 impl<S: Whole> WholeBlocks for CudaMemory<S> {}
@@ -93,23 +95,35 @@ pub struct CudaMemory<S: Source> {
     /// done. [`DeviceAllocator::release_kept`], and an allocation for which the device has no
     /// memory, free all.
     waiting: Waiting<CudaBlock>,
-    /// Page-locked memory for copies that the host does not wait for; made by the first of them.
-    /// [`DeviceAllocator::release_kept`] gives back what no copy to come has, after the copies.
-    staging: OnceLock<BucketPool<CudaPinnedAllocator>>,
+    /// Page-locked memory for copies that the host does not wait for, to the device and from it; made
+    /// by the first of them. [`DeviceAllocator::release_kept`] gives back what no copy to come has,
+    /// after the copies.
+    to_device: OnceLock<BucketPool<CudaPinnedAllocator>>,
+    from_device: OnceLock<BucketPool<CudaPinnedAllocator>>,
 }
 
 impl<S: Source> CudaMemory<S> {
     pub(crate) fn from(device: CudaDevice, source: S) -> Self {
         let (owner, waiting) = (Owner::new(), Waiting::default());
-        Self { device, source, owner, waiting, staging: OnceLock::new() }
+        let (to_device, from_device) = (OnceLock::new(), OnceLock::new());
+        Self { device, source, owner, waiting, to_device, from_device }
     }
 
-    /// Returns the page-locked memory for copies.
-    pub(crate) fn staging(&self) -> &BucketPool<CudaPinnedAllocator> {
-        self.staging.get_or_init(|| {
-            let memory = CudaPinnedAllocator::on(self.device.clone());
-            BucketPool::builder(memory).cached_limit(STAGING_KEPT).build()
-        })
+    /// Returns the page-locked memory for copies to the device. It is bounded, so a copy may wait for
+    /// the copies before it.
+    pub(crate) fn to_device(&self) -> &BucketPool<CudaPinnedAllocator> {
+        self.to_device.get_or_init(|| self.staging().reserved_limit(STAGING_LIMIT).build())
+    }
+
+    /// Returns the page-locked memory for copies from the device, which the program has until it has
+    /// taken the bytes.
+    pub(crate) fn from_device(&self) -> &BucketPool<CudaPinnedAllocator> {
+        self.from_device.get_or_init(|| self.staging().build())
+    }
+
+    fn staging(&self) -> PoolBuilder<CudaPinnedAllocator> {
+        let memory = CudaPinnedAllocator::on(self.device.clone());
+        BucketPool::builder(memory).cached_limit(STAGING_KEPT)
     }
 
     pub(crate) fn source(&self) -> &S {
@@ -218,8 +232,9 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
     fn release_kept(&self) -> Result<(), DeviceError> {
         forked().map_or(Ok(()), Err)?;
         let freed = self.waiting.free_all(|block, after| self.give(block, after));
-        let staged = self.staging.get().map_or(Ok(0), BucketPool::clear);
-        let staged = staged.map(drop).map_err(|error| error.figures().cause);
+        let staging = [&self.to_device, &self.from_device].into_iter().filter_map(OnceLock::get);
+        let cleared = staging.map(|staging| staging.clear().map_err(|e| e.figures().cause));
+        let staged = cleared.fold(Ok(()), |all, cleared| all.and(cleared.map(drop)));
         freed.and(self.source.release_kept()).and(staged)
     }
 

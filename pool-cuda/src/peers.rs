@@ -1,11 +1,13 @@
 //! Several devices: one handle for their pools, and use of one device's memory by another.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
-use crate::array::Vram;
+use crate::array::{OfCuda, Vram};
 use crate::device::CudaDevice;
+use crate::driver::refusal;
 use crate::events::PoolStream;
 use crate::memory::{CudaMemory, Source};
-use cudarc::driver::sys;
+use crate::sizes::size;
+use cudarc::driver::{CudaContext, result, sys};
 use pool_core::stream::EventDriver;
 use pool_core::{
     AllocError, BucketPool, DeviceAllocator, DeviceError, PoolStats, PooledBuffer, StreamClock, Why,
@@ -42,6 +44,35 @@ impl<S: Source> CudaPools<S> {
         others: impl IntoIterator<Item = BucketPool<CudaMemory<S>>>,
     ) -> Self {
         Self { first, others: others.into_iter().collect() }
+    }
+
+    /// Opens every device of the machine, and makes a pool on each.
+    ///
+    /// # Errors
+    ///
+    /// As for [`CudaDevice::new`], or what `pool_on` returns.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::BucketPool;
+    /// use bucketpool::cuda::{CudaAllocator, CudaPools};
+    ///
+    /// let pools = CudaPools::on_all(|device| Ok(BucketPool::new(CudaAllocator::on(device))))?;
+    /// assert_eq!(pools.stats().len(), 2); // here are two devices
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn on_all(
+        mut pool_on: impl FnMut(CudaDevice) -> Result<BucketPool<CudaMemory<S>>, DeviceError>,
+    ) -> Result<Self, DeviceError> {
+        let mut open = |ordinal| CudaDevice::new(ordinal).and_then(&mut pool_on);
+        let first = open(0)?;
+        let count = CudaContext::device_count().map_err(|e| refusal("cuDeviceGetCount", e))?;
+        let others = (1..usize::try_from(count).unwrap_or(1)).map(open);
+        Ok(Self { first, others: others.collect::<Result<_, _>>()? })
     }
 
     fn all(&self) -> impl Iterator<Item = &BucketPool<CudaMemory<S>>> {
@@ -166,25 +197,92 @@ impl CudaDevice {
 /// assert_eq!(wrong.why, Why::Foreign); // `own` is no stream of `second`
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn use_on_peer<A: Vram, R>(
+pub fn use_on_peer<A: OfCuda, R>(
     buffer: &PooledBuffer<A>,
     own: &PoolStream,
     (device, stream): (&CudaDevice, &PoolStream),
     work: impl FnOnce(&A::View<'_>) -> R,
 ) -> Result<R, DeviceError> {
     let here = buffer.allocator().cuda_device();
+    check_peers((here, own), (device, stream))?;
+    let used = buffer.on(own)?;
+    let _behind = Behind::new((here, own), (device, stream))?;
+    Ok(work(&used))
+    // `_behind` goes first, and then `used` ends, on a stream that is behind the other's.
+}
+
+/// Copies all of a buffer into a buffer of another device, by the devices: over their link where they
+/// can reach each other, and through the host's memory where they cannot. The host does not wait.
+///
+/// The copy runs on `to_stream`, behind the earlier uses of both buffers; `from_stream` is ordered
+/// behind it, so that the source serves again after it.
+///
+/// # Errors
+///
+/// [`Why::OutOfRange`] if the target is smaller than the source, [`Why::Foreign`] if a stream is not
+/// one of its buffer's device, [`Why::NotSubmitted`] if a stream is under capture, or the driver's
+/// refusal; nothing was copied then.
+///
+/// # Examples
+///
+/// ```
+/// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+/// # double::stand_in(); // in the place of the driver
+/// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+/// use bucketpool::{BucketPool, KIB};
+/// use bucketpool::cuda::{CudaAllocator, CudaPools, copy_to_peer};
+///
+/// let pools = CudaPools::on_all(|device| Ok(BucketPool::new(CudaAllocator::on(device))))?;
+/// let on = |ordinal: usize| {
+///     let device = pools.device(ordinal).ok_or("a device")?.allocator().device().clone();
+///     let stream = device.context().new_stream()?;
+///     Ok::<_, Box<dyn std::error::Error>>(device.stream(&stream)?)
+/// };
+/// let (first, second) = (on(0)?, on(1)?);
+/// let mut source = pools.allocate_on(&first, KIB)?;
+/// let mut target = pools.allocate_on(&second, KIB)?;
+/// source.write_at_on(&first, 0, &[7; 1024])?;
+/// copy_to_peer((&source, &first), (&mut target, &second))?;
+/// let mut bytes = [0; 1024];
+/// target.read_at_on(&second, 0, &mut bytes)?;
+/// assert_eq!(bytes, [7; 1024]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn copy_to_peer<A: Vram, B: Vram>(
+    (from, from_stream): (&PooledBuffer<A>, &PoolStream),
+    (to, to_stream): (&mut PooledBuffer<B>, &PoolStream),
+) -> Result<(), DeviceError> {
+    let (here, there) = (from.allocator().cuda_device(), to.allocator().cuda_device());
+    if to.size() < from.size() {
+        return Err(DeviceError::new(Why::OutOfRange, "copy a buffer into a smaller one"));
+    }
+    check_peers((here, from_stream), (there, to_stream))?;
+    let (source, target) = (from.read_on(from_stream)?, to.on(to_stream)?);
+    let _behind = Behind::new((here, from_stream), (there, to_stream))?;
+    let (bytes, stream) = (size(from.size())?, to_stream.raw().handle()?);
+    let contexts = (there.context().cu_ctx(), here.context().cu_ctx());
+    there.driver().call_naming_peer("cuMemcpyPeerAsync", || {
+        let (to, from) = (target.as_ptr(), source.as_ptr());
+        // SAFETY: both ranges lie inside of buffers that are in use until after the copy: the target
+        // on its stream, and the source on a stream that is ordered behind it.
+        unsafe { result::memcpy_peer_async(contexts.0, to, contexts.1, from, bytes, stream) }
+    })
+}
+
+/// A device, and one of its streams.
+type OnDevice<'a> = (&'a CudaDevice, &'a PoolStream);
+
+fn check_peers(
+    (here, own): OnDevice<'_>,
+    (device, stream): OnDevice<'_>,
+) -> Result<(), DeviceError> {
     if !device.clock().owns(stream) {
         return Err(DeviceError::new(Why::Foreign, "use on a stream of another device"));
     }
     if here.clock().is_capturing(own) || device.clock().is_capturing(stream) {
         return Err(DeviceError::new(Why::NotSubmitted, "use on a peer in a capture"));
     }
-    let used = buffer.on(own)?;
-    let before = here.events().record(own.raw())?;
-    device.events().wait(stream.raw(), &before)?;
-    let _behind = Behind { here, own, device, stream };
-    Ok(work(&used))
-    // `_behind` goes first, and then `used` ends, on a stream that is behind the other's.
+    Ok(())
 }
 
 /// Its drop orders `own` behind the work of `stream`, also if the work has panicked.
@@ -193,6 +291,15 @@ struct Behind<'a> {
     own: &'a PoolStream,
     device: &'a CudaDevice,
     stream: &'a PoolStream,
+}
+
+impl<'a> Behind<'a> {
+    /// Orders `stream` behind what `own` was given so far.
+    fn new((here, own): OnDevice<'a>, (device, stream): OnDevice<'a>) -> Result<Self, DeviceError> {
+        let before = here.events().record(own.raw())?;
+        device.events().wait(stream.raw(), &before)?;
+        Ok(Self { here, own, device, stream })
+    }
 }
 
 impl Drop for Behind<'_> {

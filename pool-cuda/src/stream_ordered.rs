@@ -185,7 +185,7 @@ impl StreamOrdered {
         // In a capture the call would become a node of the graph, and the memory the graph's own.
         // A capture of another library is not the clock's, so the driver is asked too.
         let captured = self.device.clock().is_capturing(on)
-            || (on.raw().is_reachable() && self.device.events().is_captured(on.raw())?);
+            || (on.raw().is_reachable() && self.device.events().is_in_capture(on.raw())?);
         let (mut at, on) = (0, if captured { &self.allocating.stream } else { on });
         let stream = on.raw().handle()?;
         self.device.driver().relaxed("cuMemAllocFromPoolAsync", || {
@@ -284,7 +284,7 @@ impl Source for StreamOrdered {
         if let [mark] = after {
             let own = |stream: &PoolStream| {
                 let free = stream.raw().is_reachable()
-                    && device.events().is_captured(stream.raw()) == Ok(false);
+                    && device.events().is_in_capture(stream.raw()) == Ok(false);
                 free.then(|| self.free_on(block, stream))
             };
             match clock.on_stream_of(*mark, own).flatten() {

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use crate::block::CudaView;
+use crate::device::CudaDevice;
 use crate::events::PoolStream;
 use crate::memory::{CudaMemory, Source};
 use crate::pinned::{CudaPinnedAllocator, PinnedBytes, PinnedRange};
@@ -10,16 +11,21 @@ use cudarc::driver::result;
 use pool_core::port::{Arrival, TransferLater};
 use pool_core::stream::Mark;
 use pool_core::{
-    AllocError, DeviceAllocator, DeviceError, PooledBuffer, StreamClock, Transfer, Why,
+    BucketPool, DeviceAllocator, DeviceError, PooledBuffer, StreamClock, Transfer, Why,
 };
 use std::fmt;
 use std::slice;
 
+/// Bytes of page-locked memory that one copy takes at most. A larger copy goes in several.
+const CHUNK: usize = 8 << 20;
+
 /// Bytes on their way to the program, in page-locked memory: what [`TransferLater::read_later`]
 /// gives.
 pub struct CudaArrival {
-    buffer: PooledBuffer<CudaPinnedAllocator>,
+    chunks: Vec<PooledBuffer<CudaPinnedAllocator>>,
+    /// Behind the last copy.
     mark: Mark,
+    device: CudaDevice,
 }
 
 impl<S: Source> CudaMemory<S> {
@@ -27,7 +33,7 @@ impl<S: Source> CudaMemory<S> {
     /// bytes would run when they are gone; and the legacy stream beside a capture that the copy
     /// would break.
     fn takes_copies(&self, on: &PoolStream) -> Result<(), DeviceError> {
-        if self.clock().takes_work(on) && !self.device().events().is_captured(on.raw())? {
+        if self.clock().takes_work(on) && !self.device().events().is_in_capture(on.raw())? {
             return Ok(());
         }
         Err(DeviceError::new(Why::NotSubmitted, "copy bytes of the host in or beside a capture"))
@@ -70,16 +76,15 @@ impl<S: Source> CudaMemory<S> {
             unsafe { result::memcpy_dtoh_async(to, from.as_ptr() + offset, stream) }
         })
     }
+}
 
-    /// Returns page-locked memory for a copy on a stream.
-    fn stage(
-        &self,
-        bytes: u64,
-        on: &PoolStream,
-    ) -> Result<PooledBuffer<CudaPinnedAllocator>, DeviceError> {
-        let refused = |error: AllocError| error.figures().cause;
-        self.staging().allocate_on(on, bytes).map_err(refused)
-    }
+/// Returns page-locked memory for a copy on a stream.
+fn stage(
+    staging: &BucketPool<CudaPinnedAllocator>,
+    bytes: usize,
+    on: &PoolStream,
+) -> Result<PooledBuffer<CudaPinnedAllocator>, DeviceError> {
+    staging.allocate_on(on, bytes as u64).map_err(|error| error.figures().cause)
 }
 
 impl<S: Source> Transfer for CudaMemory<S> {
@@ -116,6 +121,12 @@ impl<S: Source> Transfer for CudaMemory<S> {
 impl<S: Source> TransferLater for CudaMemory<S> {
     type Arrival = CudaArrival;
 
+    /// Copies the bytes into page-locked memory, in chunks of 8 MiB, and from there by the device.
+    /// Blocks the host only while 256 MiB of this allocator are on their way: for the oldest of them.
+    ///
+    /// # Errors
+    ///
+    /// The driver's refusal. The chunks before the refused one are written.
     unsafe fn write_later(
         &self,
         to: &CudaView<'_>,
@@ -124,14 +135,17 @@ impl<S: Source> TransferLater for CudaMemory<S> {
         on: &PoolStream,
     ) -> Result<(), DeviceError> {
         self.takes_copies(on)?;
-        let mut staged = self.stage(from.len() as u64, on)?;
-        staged.bytes_mut()?.copy_from_slice(from);
-        let used = staged.read_on(on)?;
-        // SAFETY: the buffer is borrowed by its use, and the CPU writes it no more.
-        let bytes = unsafe { slice::from_raw_parts(used.as_ptr().as_ptr(), used.len()) };
-        // SAFETY: inside of the view, as the caller promises. The staged buffer serves again once
-        // the copy is done, since it is used on the copy's stream.
-        unsafe { self.copy_in(to, offset, bytes, on) }
+        for (at, chunk) in (offset..).step_by(CHUNK).zip(from.chunks(CHUNK)) {
+            let mut staged = stage(self.to_device(), chunk.len(), on)?;
+            staged.bytes_mut()?.copy_from_slice(chunk);
+            let used = staged.read_on(on)?;
+            // SAFETY: the buffer is borrowed by its use, and the CPU writes it no more.
+            let bytes = unsafe { slice::from_raw_parts(used.as_ptr().as_ptr(), used.len()) };
+            // SAFETY: inside of the view, as the caller promises. The staged buffer serves again
+            // once the copy is done, since it is used on the copy's stream.
+            unsafe { self.copy_in(to, at, bytes, on) }?;
+        }
+        Ok(())
     }
 
     unsafe fn read_later(
@@ -142,15 +156,23 @@ impl<S: Source> TransferLater for CudaMemory<S> {
         on: &PoolStream,
     ) -> Result<CudaArrival, DeviceError> {
         self.takes_copies(on)?;
-        let staged = self.stage(bytes, on)?;
-        {
-            let used = staged.on(on)?;
-            // SAFETY: the buffer was just allocated, and no other code has it.
-            let to = unsafe { slice::from_raw_parts_mut(used.as_ptr().as_ptr(), used.len()) };
-            // SAFETY: as above; the CPU reads the staged buffer after the copy (`PinnedBytes`).
-            unsafe { self.copy_out(from, offset, to, on)? };
+        let (mut chunks, mut left) = (Vec::new(), size(bytes)?);
+        for at in (offset..).step_by(CHUNK) {
+            if left == 0 {
+                break;
+            }
+            let staged = stage(self.from_device(), left.min(CHUNK), on)?;
+            {
+                let used = staged.on(on)?;
+                // SAFETY: the buffer was just allocated, and no other code has it.
+                let to = unsafe { slice::from_raw_parts_mut(used.as_ptr().as_ptr(), used.len()) };
+                // SAFETY: as above; the CPU reads the staged buffer after the copy (`PinnedBytes`).
+                unsafe { self.copy_out(from, at, to, on)? };
+                left -= used.len();
+            }
+            chunks.push(staged);
         }
-        Ok(CudaArrival { buffer: staged, mark: self.clock().mark(on) })
+        Ok(CudaArrival { chunks, mark: self.clock().mark(on), device: self.device().clone() })
     }
 }
 
@@ -190,16 +212,21 @@ impl Transfer for CudaPinnedAllocator {
 
 impl Arrival for CudaArrival {
     fn is_here(&self) -> Result<bool, DeviceError> {
-        self.buffer.allocator().clock().is_done(self.mark)
+        self.device.clock().is_done(self.mark)
     }
 
     fn wait(mut self) -> Result<Vec<u8>, DeviceError> {
-        Ok(self.buffer.bytes()?.to_vec())
+        let bytes = self.chunks.iter().map(PooledBuffer::size).sum();
+        let mut all = Vec::with_capacity(size(bytes)?);
+        for chunk in &mut self.chunks {
+            all.extend_from_slice(chunk.bytes()?);
+        }
+        Ok(all)
     }
 }
 
 impl fmt::Debug for CudaArrival {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaArrival").field("buffer", &self.buffer).finish_non_exhaustive()
+        f.debug_struct("CudaArrival").field("chunks", &self.chunks).finish_non_exhaustive()
     }
 }

@@ -50,6 +50,12 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         Self { pool: pool.clone(), id }
     }
 
+    /// Returns the pool that it is a part of.
+    #[must_use]
+    pub fn pool(&self) -> &BucketPool<A> {
+        &self.pool
+    }
+
     /// Binds a stream: its buffers come from the private pool from now on.
     ///
     /// # Errors

@@ -121,6 +121,41 @@ impl<A: DeviceAllocator> BucketPool<A> {
         })
     }
 
+    /// Gives cached memory back, oldest first, until the device has `bytes` free bytes, for what takes
+    /// its memory beside the pool: a library's workspace, a module, a graph. Returns the bytes given
+    /// back; call [`BucketPool::device_free_bytes`] to see whether it was enough. Where the device does
+    /// not report its free memory, at least `bytes` cached bytes go.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::shrink_to`].
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, MIB, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::with_capacity(8 * MIB));
+    /// let six = [(); 3].map(|()| pool.allocate(2 * MIB));
+    /// drop(six);
+    /// assert_eq!(pool.make_room(3 * MIB)?, 2 * MIB); // 2 MiB were free
+    /// assert_eq!(pool.make_room(3 * MIB)?, 0);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn make_room(&self, bytes: u64) -> Result<u64, AllocError> {
+        let mut given_back = 0;
+        loop {
+            let missing = match self.device_free_bytes() {
+                Some(free) => bytes.saturating_sub(free),
+                None => bytes.saturating_sub(given_back),
+            };
+            let given = if missing > 0 { self.trim(missing)? } else { 0 };
+            if given == 0 {
+                return Ok(given_back);
+            }
+            given_back += given;
+        }
+    }
+
     /// Gives back all cached blocks, after waiting for the device to finish with them. Returns the
     /// bytes given back. Blocks that wait for work that is not submitted stay.
     ///

@@ -115,6 +115,17 @@ pub trait StreamClock: Send + Sync + 'static {
     /// may be ordered by then, which does no harm.
     fn order(&self, on: &Self::Stream, after: &[Self::Mark]) -> Result<Order, DeviceError>;
 
+    /// Refuses a request on `on` that the device would serve, where the stream is in a capture that
+    /// the clock does not know: the graph would keep the memory's address beyond the buffer's life.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::NotSubmitted`](crate::Why::NotSubmitted) for such a stream, or the device's error.
+    #[inline]
+    fn takes_memory(&self, _on: &Self::Stream) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Returns whether the work before a mark has reached the device, so that it will complete
     /// eventually. Makes no device call.
     fn is_submitted(&self, _after: Self::Mark) -> bool {
@@ -128,6 +139,13 @@ pub trait StreamClock: Send + Sync + 'static {
     /// event exists already, or the work is done. Makes no device call.
     fn has_event(&self, after: Self::Mark) -> bool {
         self.is_seen_done(after)
+    }
+
+    /// Returns whether a stream can be ordered after `after` without a wait of the host. False for
+    /// work on a stream that only another thread can record an event on. Makes no device call.
+    #[inline]
+    fn can_order(&self, _after: Self::Mark) -> bool {
+        true
     }
 
     /// Returns whether the stream of a mark has ended, so that no later request on it can reuse its

@@ -12,6 +12,7 @@ impl<A: DeviceAllocator> Store<A> {
     #[cold]
     pub(super) fn grow(&self, request: &PoolRequest<'_, A>) -> Result<Grant<A>, DeviceError> {
         let (clock, statistics) = (self.allocator.clock(), self.bounds.statistics);
+        clock.takes_memory(request.stream)?;
         let at = self.home(request);
         if !self.shape.is_arena() {
             let record = self.new_block(request)?;

@@ -6,7 +6,7 @@
 //! 3. memory whose work a query finds done, or behind an event, by one wait on the device;
 //! 4. with an arena, neighbours that coalesce, and then 1 to 3 again;
 //! 5. the device, after the deferred frees that wait for nothing;
-//! 6. cached memory given back, oldest first, as many bytes as are missing; then as many of the
+//! 6. a second search, since what was freed meanwhile is not to go; then cached memory given back, oldest first, as many bytes as are missing; then as many of the
 //!    other pools of the budget;
 //! 7. everything cached of the pool; then of the other pools of the budget;
 //! 8. everything cached again: as long as the last search, which holds all locks, finds free memory,
@@ -79,6 +79,8 @@ impl Short {
 /// The steps of the stages 6 and 7.
 #[derive(Clone, Copy)]
 enum Trim {
+    /// A second search first, since a block that was freed meanwhile would be the first to go.
+    Nothing,
     Missing,
     Others,
     All,
@@ -142,7 +144,8 @@ impl<A: DeviceAllocator> Store<A> {
             Ok(grant) => return Ok(grant),
             Err(error) => error,
         };
-        let mut trims = [Trim::Missing, Trim::Others, Trim::All, Trim::AllOthers].into_iter();
+        let mut trims =
+            [Trim::Nothing, Trim::Missing, Trim::Others, Trim::All, Trim::AllOthers].into_iter();
         while short.is_out_of_memory() {
             // A request above the limit takes no cached memory from those below it.
             let is_hopeless = !self.could_hold(request.class.bytes);
@@ -164,7 +167,9 @@ impl<A: DeviceAllocator> Store<A> {
             let was_in_vain = std::mem::take(&mut progress.saw_free) && given_back == 0;
             progress.in_vain = if was_in_vain { progress.in_vain + 1 } else { 0 };
             progress.given_back += given_back;
-            self.calls.lock().num_alloc_retries += 1;
+            if progress.effort == Effort::All {
+                self.calls.lock().num_alloc_retries += 1; // the second search is no retry
+            }
             progress.effort = Effort::All;
             progress.returned = Some(returned);
             short = match self.search_then_device(request, &mut progress) {
@@ -199,12 +204,14 @@ impl<A: DeviceAllocator> Store<A> {
             missing => missing,
         };
         *stage = match trim {
+            Trim::Nothing => *stage,
             Trim::Missing | Trim::Others => Stage::Trimmed,
             Trim::All | Trim::AllOthers => Stage::Cleared,
         };
         // Other pools cannot help a pool that is at its own limit.
         let by_others = own == 0 || of_budget > 0;
         match trim {
+            Trim::Nothing => Some(0),
             Trim::Missing => Some(self.trim_short(missing)),
             Trim::All => Some(self.trim_short(u64::MAX)),
             Trim::Others if by_others => self.trim_others(missing),

@@ -39,7 +39,7 @@ impl StealPolicy {
         }
         let free = || clock.is_ordered(on, mark) || clock.is_retired(mark);
         match self {
-            Self::Wait => true,
+            Self::Wait => clock.can_order(mark),
             Self::Ordered => clock.has_event(mark) || free(),
             Self::Never => free(),
         }

@@ -82,8 +82,26 @@ pub trait EventDriver: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The device's error.
+    /// The device's error. [`Why::NotSubmitted`] if `on` is in a capture that the clock does not
+    /// know: the wait would be an edge of its graph, or break it.
     fn wait(&self, on: &Self::Raw, event: &Self::Event) -> Result<(), DeviceError>;
+    /// Makes the capture that `on` is in wait for an edge.
+    ///
+    /// # Errors
+    ///
+    /// The device's error.
+    fn wait_edge(&self, on: &Self::Raw, event: &Self::Event) -> Result<(), DeviceError> {
+        self.wait(on, event)
+    }
+    /// Returns whether `on` is in a capture. The clock asks for streams that it knows in none: those
+    /// captures are another library's.
+    ///
+    /// # Errors
+    ///
+    /// The device's error.
+    fn is_captured(&self, _on: &Self::Raw) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
     /// Returns whether `event` has passed.
     ///
     /// # Errors
@@ -96,6 +114,11 @@ pub trait EventDriver: Send + Sync + 'static {
     ///
     /// The device's error.
     fn synchronize(&self, event: &Self::Event) -> Result<(), DeviceError>;
+    /// Returns whether this thread can record an event on `on`. If not, [`EventDriver::record`] waits
+    /// on the host for the stream's work, which the clock asks for only where nothing else helps.
+    fn may_record(&self, _on: &Self::Raw) -> bool {
+        true
+    }
     /// Returns the device's fault, as [`StreamClock::fault`] does.
     fn fault(&self) -> Option<DeviceError> {
         None
@@ -450,6 +473,13 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
         Ok(Order::Ordered)
     }
 
+    fn takes_memory(&self, on: &Stream<D>) -> Result<(), DeviceError> {
+        if !on.0.is_capturing() && self.driver.is_captured(&on.0.raw)? {
+            return Err(not_submitted("memory for a stream that another library captures"));
+        }
+        Ok(())
+    }
+
     fn is_submitted(&self, after: Mark) -> bool {
         self.of_stream(after, true, |slot| !slot.is_captured(after)).unwrap_or(true)
     }
@@ -468,6 +498,11 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
         self.of_stream(after, true, covered).unwrap_or(false)
     }
 
+    fn can_order(&self, after: Mark) -> bool {
+        let may_record = |slot: &Slot<D>| self.driver.may_record(&slot.raw);
+        self.has_event(after) || self.of_stream(after, true, may_record).unwrap_or(false)
+    }
+
     fn is_retired(&self, mark: Mark) -> bool {
         self.of_stream(mark, true, Slot::is_retired).unwrap_or(false)
     }
@@ -481,7 +516,7 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
         if self.is_seen_done(after) {
             return Ok(true);
         }
-        if !self.is_submitted(after) {
+        if !self.is_submitted(after) || !self.can_order(after) {
             return Ok(false);
         }
         let Some(recorded) = self.event_after(after)? else { return Ok(true) };

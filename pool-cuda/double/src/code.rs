@@ -14,6 +14,8 @@ pub(crate) const INVALID_CONTEXT: Code = 201;
 pub(crate) const PEER_ACCESS_UNSUPPORTED: Code = 217;
 pub(crate) const INVALID_HANDLE: Code = 400;
 pub(crate) const ILLEGAL_STATE: Code = 401;
+/// `CUDA_ERROR_OPERATING_SYSTEM`, which says nothing of the device.
+pub(crate) const OPERATING_SYSTEM: Code = 304;
 pub(crate) const NOT_READY: Code = 600;
 pub(crate) const ILLEGAL_ADDRESS: Code = 700;
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
@@ -26,7 +28,6 @@ pub(crate) const STREAM_CAPTURE_UNMATCHED: Code = 903;
 pub(crate) const STREAM_CAPTURE_IMPLICIT: Code = 906;
 pub(crate) const CAPTURED_EVENT: Code = 907;
 pub(crate) const STREAM_CAPTURE_WRONG_THREAD: Code = 908;
-pub(crate) const UNKNOWN: Code = 999;
 
 /// Returns the code for a refusal of the simulated device: its own where it has one.
 pub(crate) fn of(error: DeviceError) -> Code {
@@ -34,7 +35,7 @@ pub(crate) fn of(error: DeviceError) -> Code {
         (_, Ok(code)) if code > 0 => code,
         (Why::OutOfMemory, _) => OUT_OF_MEMORY,
         (Why::Foreign, _) => INVALID_VALUE,
-        _ => UNKNOWN,
+        _ => ILLEGAL_STATE,
     }
 }
 
@@ -48,6 +49,6 @@ pub(crate) fn injected(call: &str) -> Code {
         | "cuMemAddressReserve"
         | "cuMemAllocAsync"
         | "cuMemAllocFromPoolAsync" => OUT_OF_MEMORY,
-        _ => UNKNOWN,
+        _ => OPERATING_SYSTEM,
     }
 }

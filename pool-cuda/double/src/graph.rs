@@ -36,7 +36,7 @@ pub extern "C" fn cuStreamBeginCapture_v2(stream: usize, mode: c_uint) -> Code {
             return Err(code::STREAM_CAPTURE_UNSUPPORTED); // the legacy stream
         }
         said(state.engine.begin_capture(on.number))?;
-        let number = state.engine.capture_of(on.number).ok_or(code::UNKNOWN)?;
+        let number = state.engine.capture_of(on.number).ok_or(code::ILLEGAL_STATE)?;
         state.captures.begin(number, on.device, mode);
         Ok(())
     })
@@ -62,7 +62,7 @@ pub extern "C" fn cuStreamEndCapture(stream: usize, graph: Out<usize>) -> Code {
     call("cuStreamEndCapture", |state| {
         let on = state.any_stream(stream)?.number;
         let number = state.engine.capture_of(on).ok_or(code::ILLEGAL_STATE)?;
-        let capture = state.captures.get_mut(number).ok_or(code::UNKNOWN)?;
+        let capture = state.captures.get_mut(number).ok_or(code::ILLEGAL_STATE)?;
         if capture.mode != RELAXED && capture.thread != thread::current().id() {
             return Err(code::STREAM_CAPTURE_WRONG_THREAD);
         }
@@ -70,7 +70,7 @@ pub extern "C" fn cuStreamEndCapture(stream: usize, graph: Out<usize>) -> Code {
         if ended.as_ref().err() == Some(&code::STREAM_CAPTURE_UNMATCHED) {
             return Err(code::STREAM_CAPTURE_UNMATCHED); // it goes on
         }
-        let capture = state.captures.end(number).ok_or(code::UNKNOWN)?;
+        let capture = state.captures.end(number).ok_or(code::ILLEGAL_STATE)?;
         let ended = if capture.invalid { Err(code::STREAM_CAPTURE_INVALIDATED) } else { ended };
         let captured = match ended {
             Ok(captured) => captured,

@@ -3,7 +3,7 @@
 
 use crate::code::{self, Code};
 use crate::pointer::{Host, Out};
-use crate::state::{Origin, State, Stream, call, current, said};
+use crate::state::{Origin, State, Stream, call, current, device_of, said};
 use pool_sim::engine::Access;
 use std::ops::Range;
 
@@ -114,6 +114,51 @@ pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream:
         });
         Ok(())
     })
+}
+
+/// The devices need not reach each other.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyPeerAsync(
+    to: u64,
+    to_context: usize,
+    from: u64,
+    from_context: usize,
+    bytes: usize,
+    stream: usize,
+) -> Code {
+    call("cuMemcpyPeerAsync", |state| {
+        let on = state.stream(stream)?;
+        let source = state.copied(from, bytes, device_of(from_context)?)?;
+        let target = state.copied(to, bytes, device_of(to_context)?)?;
+        let uses = [(source.clone(), FROM), (target, TO)];
+        state.engine.later(on.number, uses, move |memory| {
+            let bytes = memory.read(&source);
+            memory.write(to, &bytes);
+        });
+        Ok(())
+    })
+}
+
+/// `count` words of 2 or 4 bytes, as programs of others fill memory.
+fn fill_words(name: &'static str, at: u64, word: Vec<u8>, count: usize, stream: usize) -> Code {
+    call(name, |state| {
+        let on = state.stream(stream)?;
+        let bytes = count.checked_mul(word.len()).ok_or(code::INVALID_VALUE)?;
+        let range = state.copied(at, bytes, on.device)?;
+        let uses = [(0..0, FROM), (range, TO)];
+        state.engine.later(on.number, uses, move |memory| memory.write(at, &word.repeat(count)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD16Async(at: u64, word: u16, count: usize, stream: usize) -> Code {
+    fill_words("cuMemsetD16Async", at, word.to_ne_bytes().to_vec(), count, stream)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD32Async(at: u64, word: u32, count: usize, stream: usize) -> Code {
+    fill_words("cuMemsetD32Async", at, word.to_ne_bytes().to_vec(), count, stream)
 }
 
 #[unsafe(no_mangle)]

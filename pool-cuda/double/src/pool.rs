@@ -5,7 +5,7 @@ use crate::code::{self, Code};
 use crate::device::device;
 use crate::pages::Access;
 use crate::pointer::{InOut, Out};
-use crate::state::{Origin, State, call, current};
+use crate::state::{Origin, State, call, current, said};
 use crate::store::Store;
 use std::ffi::{c_int, c_uint};
 
@@ -141,8 +141,8 @@ fn in_order(state: &mut State, bytes: usize, pool: usize, stream: usize) -> Resu
     Ok(at)
 }
 
-/// Memory of `cuMemAlloc` goes back when its turn would come: the call waits for it. In a capture
-/// only memory of a graph can be freed. That stays until the graph goes.
+/// Memory of `cuMemAlloc` stays taken until a synchronisation that comes after its turn, as on an
+/// H100. In a capture only memory of a graph can be freed. That stays until the graph goes.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeAsync(at: u64, stream: usize) -> Code {
     call("cuMemFreeAsync", |state| {
@@ -158,9 +158,8 @@ pub extern "C" fn cuMemFreeAsync(at: u64, stream: usize) -> Code {
             }
             (Origin::Device, None) => {
                 state.engine.kernel(on.number, range);
-                state.engine.synchronize_stream(on.number);
-                state.engine.free(at).map_err(code::of)?;
-                state.memory.remove(&at);
+                let event = said(state.engine.record(on.number))?;
+                state.freed_late.push((at, event));
             }
             (_, Some(capture)) => return state.breaks(capture, code::INVALID_VALUE),
         }

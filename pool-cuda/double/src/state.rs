@@ -45,6 +45,8 @@ pub(crate) struct State {
     pub(crate) events: HashMap<usize, Recorded>,
     /// Blocks that the devices have handed out, by address.
     pub(crate) memory: BTreeMap<u64, Owned>,
+    /// Blocks of `cuMemAlloc` that `cuMemFreeAsync` has freed, and where in their streams.
+    pub(crate) freed_late: Vec<(u64, Event)>,
     pub(crate) stores: Stores,
     pub(crate) pages: crate::pages::Pages,
     pub(crate) hosts: crate::host::Hosts,
@@ -149,6 +151,7 @@ impl State {
             per_thread: HashMap::new(),
             events: HashMap::new(),
             memory: BTreeMap::new(),
+            freed_late: Vec::new(),
             stores: Stores::default(),
             pages: crate::pages::Pages::default(),
             hosts: crate::host::Hosts::default(),

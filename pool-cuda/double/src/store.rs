@@ -218,13 +218,23 @@ impl State {
         Ok(())
     }
 
-    /// Gives back what memory pools keep beyond their thresholds, as each synchronisation does.
+    /// Gives back what memory pools keep beyond their thresholds, and what was freed late, as each
+    /// synchronisation does.
     pub(crate) fn give_back_to_thresholds(&mut self) {
         for store in self.stores.0.values_mut() {
             let keep = if store.destroyed { 0 } else { store.threshold };
             store.give_back(&mut self.engine, keep);
         }
         self.forget_destroyed();
+        for (at, event) in std::mem::take(&mut self.freed_late) {
+            if self.engine.has_passed(&event) {
+                // It is a block of the engine's, and nobody else frees it.
+                let _ = self.engine.free(at);
+                self.memory.remove(&at);
+            } else {
+                self.freed_late.push((at, event));
+            }
+        }
     }
 
     pub(crate) fn trim_store(&mut self, pool: usize, keep: u64) -> Result<(), Code> {

@@ -203,7 +203,8 @@ fn a_buffer_that_outlives_its_graph_is_behind_the_last_launch() {
 #[test]
 fn a_block_of_a_graph_is_nobodys_slice() {
     let _one = double();
-    let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
+    let device = CudaDevice::new(0).unwrap();
+    let pool = BucketPool::new(CudaAsyncAllocator::new(device, 0).unwrap());
     let [s] = streams(&pool, 1).try_into().unwrap();
     let captured = capture(&pool, &s).unwrap();
     let detached = pool.allocate_on(&s, KIB).unwrap().detach();
@@ -211,7 +212,7 @@ fn a_block_of_a_graph_is_nobodys_slice() {
     drop(pool.allocate_on(&s, KIB).unwrap());
     assert_eq!(pool.stats().served_by.private, 0, "what was detached is not lent again");
     let graph = captured.end().unwrap();
-    assert_eq!(into_slice::<u8, _>(detached, s.raw()).unwrap_err().why, Why::Unsupported);
+    assert_eq!(into_slice::<u8>(detached, s.raw()).unwrap_err().why, Why::Unsupported);
     assert_eq!((pool.stats().private_bytes, held()), (3 * KIB, 3 * KIB));
     drop(graph);
     pool.clear().unwrap();

@@ -5,7 +5,7 @@ use cudarc::driver::sys::CUresult;
 use cudarc::driver::{DevicePtr, DevicePtrMut, DriverError, HostSlice, result};
 use pool_array::PooledArray;
 use pool_core::port::Arrival;
-use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, KIB, StreamClock, Why};
+use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, KIB, PoolBuilder, StreamClock, Why};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, PoolStream,
     into_slice,
@@ -134,30 +134,31 @@ fn bytes_go_in_and_out_of_each_kind_of_memory() {
     assert_eq!(hazards(), 0);
 }
 
+/// Memory that becomes slices: in the order of streams.
+fn ordered(device: &CudaDevice) -> PoolBuilder<CudaAsyncAllocator> {
+    BucketPool::builder(CudaAsyncAllocator::new(device.clone(), 0).unwrap())
+}
+
 #[test]
 fn whole_blocks_become_slices_of_cudarcs() {
     let _one = double();
     let device = CudaDevice::new(0).unwrap();
     let raw = device.context().new_stream().unwrap();
     let (on, other) = (device.stream(&raw).unwrap(), device.context().new_stream().unwrap());
-    let ordered = BucketPool::new(CudaAsyncAllocator::new(device.clone(), 0).unwrap());
-    let pool = BucketPool::new(CudaAllocator::on(device));
+    let pool = ordered(&device).build();
     let buffer = pool.allocate_on(&on, KIB).unwrap();
     raw.memcpy_htod(&[9; 1024], &mut &*buffer.on(&on).unwrap()).unwrap();
-    let refused = into_slice::<u8, _>(buffer.detach(), &other).unwrap_err();
+    let refused = into_slice::<u8>(buffer.detach(), &other).unwrap_err();
     assert_eq!(refused.why, Why::Foreign, "a stream that the device does not know");
     let odd = pool.allocate(6).unwrap().detach();
-    assert_eq!(into_slice::<f32, _>(odd, &raw).unwrap_err().why, Why::Unsupported);
+    assert_eq!(into_slice::<f32>(odd, &raw).unwrap_err().why, Why::Unsupported);
 
     let buffer = pool.allocate_on(&on, KIB).unwrap();
     raw.memcpy_htod(&[9; 1024], &mut &*buffer.on(&on).unwrap()).unwrap();
-    let slice = into_slice::<u32, _>(buffer.detach(), &raw).unwrap();
+    let slice = into_slice::<u32>(buffer.detach(), &raw).unwrap();
     assert_eq!(raw.clone_dtoh(&slice).unwrap(), vec![0x0909_0909; 256]);
     pool.clear().unwrap();
     assert_eq!((pool.stats().reserved_bytes, held()), (0, KIB), "the slice's");
-    drop(slice);
-    let slice =
-        into_slice::<u32, _>(ordered.allocate_on(&on, KIB).unwrap().detach(), &raw).unwrap();
     drop(slice);
     run();
     assert_eq!((held(), hazards()), (0, 0));
@@ -182,13 +183,13 @@ fn a_raw_block_leaves_the_accounts_and_is_the_callers() {
 fn a_slice_on_another_stream_is_behind_the_work_with_its_block() {
     let _one = double();
     let device = CudaDevice::new(0).unwrap();
-    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let pool = ordered(&device).build();
     let [s, t, u] = [(); 3].map(|()| stream(&device));
     let block = || {
         let buffer = pool.allocate_on(&s, KIB).unwrap();
         kernel(&buffer, &s);
         kernel(&buffer, &u);
-        into_slice::<u8, _>(buffer.detach(), s.raw()).unwrap()
+        into_slice::<u8>(buffer.detach(), s.raw()).unwrap()
     };
     let (read, mut written) = (block(), block());
     {
@@ -205,12 +206,12 @@ fn a_slice_on_another_stream_is_behind_the_work_with_its_block() {
 fn a_slice_whose_events_are_refused_is_behind_the_work_with_its_block() {
     let _one = double();
     let device = CudaDevice::new(0).unwrap();
-    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let pool = ordered(&device).build();
     let (s, t) = (stream(&device), stream(&device));
     let buffer = pool.allocate_on(&s, KIB).unwrap();
     kernel(&buffer, &s);
     fail("cuEventRecord", 0, 1, 0);
-    let slice = into_slice::<u8, _>(buffer.detach(), s.raw()).unwrap();
+    let slice = into_slice::<u8>(buffer.detach(), s.raw()).unwrap();
     assert_eq!(count("cuEventSynchronize"), 1, "the host waits instead");
     assert!(device.context().check_err().is_err(), "cudarc tells it");
     {
@@ -226,16 +227,14 @@ fn the_callers_context_is_back_after_a_block_became_a_slice() {
     let _one = double();
     let (device, other) = (CudaDevice::new(0).unwrap(), CudaDevice::new(1).unwrap());
     let s = stream(&device);
-    let (whole, parts) = (
-        BucketPool::new(CudaAllocator::on(device.clone())),
-        BucketPool::builder(CudaAllocator::on(device)).arena(ArenaConfig::grow()).build(),
-    );
+    let (whole, parts) =
+        (ordered(&device).build(), ordered(&device).arena(ArenaConfig::grow()).build());
     other.context().bind_to_thread().unwrap();
     let block = whole.allocate_on(&s, KIB).unwrap().detach();
-    let slice = into_slice::<u8, _>(block, s.raw()).unwrap();
+    let slice = into_slice::<u8>(block, s.raw()).unwrap();
     assert!(is_current(&other));
     let part = parts.allocate_on(&s, KIB).unwrap().detach();
-    assert_eq!(into_slice::<u8, _>(part, s.raw()).unwrap_err().why, Why::Unsupported);
+    assert_eq!(into_slice::<u8>(part, s.raw()).unwrap_err().why, Why::Unsupported);
     assert!(is_current(&other), "after a refusal");
     drop(slice);
 }
@@ -245,13 +244,13 @@ fn the_callers_context_is_back_after_a_block_became_a_slice() {
 fn a_block_goes_back_when_cudarc_makes_no_slice_of_it() {
     let _one = double();
     let (device, other) = (CudaDevice::new(0).unwrap(), CudaDevice::new(1).unwrap());
-    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let pool = ordered(&device).build();
     let s = stream(&device);
     other.context().bind_to_thread().unwrap();
     for refused in 0..2 {
         let block = pool.allocate_on(&s, KIB).unwrap().detach();
         fail("cuEventCreate", refused, 1, 0);
-        let made = catch_unwind(AssertUnwindSafe(|| into_slice::<u8, _>(block, s.raw())));
+        let made = catch_unwind(AssertUnwindSafe(|| into_slice::<u8>(block, s.raw())));
         mend();
         assert!(made.is_err(), "event {refused}");
         assert!(is_current(&other), "event {refused}");
@@ -264,11 +263,11 @@ fn a_block_goes_back_when_cudarc_makes_no_slice_of_it() {
 fn a_block_becomes_a_slice_whatever_error_an_earlier_drop_has_left() {
     let _one = double();
     let device = CudaDevice::new(0).unwrap();
-    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let pool = ordered(&device).build();
     let block = pool.allocate(KIB).unwrap().detach();
     let left = DriverError(CUresult::CUDA_ERROR_LAUNCH_FAILED);
     device.context().record_err::<()>(Err(left));
-    let slice = into_slice::<u8, _>(block, &device.context().default_stream());
+    let slice = into_slice::<u8>(block, &device.context().default_stream());
     assert!(slice.is_ok());
     assert_eq!(device.context().check_err(), Err(left), "the error is still there");
 }
@@ -277,11 +276,11 @@ fn a_block_becomes_a_slice_whatever_error_an_earlier_drop_has_left() {
 fn a_block_becomes_no_slice_on_a_stream_under_capture() {
     let _one = double();
     let device = CudaDevice::new(0).unwrap();
-    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let pool = ordered(&device).build();
     let s = stream(&device);
     let block = pool.allocate_on(&s, KIB).unwrap().detach();
     let captured = capture(&pool, &s).unwrap();
-    assert_eq!(into_slice::<u8, _>(block, s.raw()).unwrap_err().why, Why::NotSubmitted);
+    assert_eq!(into_slice::<u8>(block, s.raw()).unwrap_err().why, Why::NotSubmitted);
     assert!(captured.end().is_ok(), "the capture goes on");
 }
 

@@ -108,7 +108,8 @@ fn arrays(device: &CudaDevice) {
         assert_eq!(raw[1].clone_dtoh(&b.on(&on[1]).unwrap().typed::<f32>()).unwrap(), values);
         assert_eq!(a.to_vec().unwrap(), vec![0.0; 4096]);
     }
-    let slice = into_slice::<u8, _>(pool.allocate_on(&on[0], KIB).unwrap().detach(), &raw[0]);
+    let ordered = BucketPool::new(CudaAsyncAllocator::new(device.clone(), 0).unwrap());
+    let slice = into_slice::<u8>(ordered.allocate_on(&on[0], KIB).unwrap().detach(), &raw[0]);
     drop(slice.unwrap());
 }
 

@@ -4,7 +4,8 @@ use super::{BYTES, Refused, Slow, blocking, failed};
 use crate::gpu::questions::{call, done};
 use bucketpool::cuda::cudarc::driver::sys;
 use bucketpool::cuda::{
-    CudaCapture, CudaDevice, CudaPinnedAllocator, PinnedBytes, PoolStream, Vram, into_slice,
+    CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, PinnedBytes, PoolStream,
+    Vram, into_slice,
 };
 use bucketpool::stream::StealPolicy;
 use bucketpool::{BucketPool, PoolBuilder, StreamClock};
@@ -110,13 +111,13 @@ impl Slow {
     }
 
     pub(super) fn writer(&self) -> Result<Value, Refused> {
-        let pool = blocking(self.gpu.device.clone())?.build();
+        let pool = BucketPool::new(CudaAsyncAllocator::new(self.gpu.device.clone(), 0)?);
         let buffer = pool.allocate_on(&self.on[0], BYTES).map_err(|e| failed(&e))?;
         Self::fill(&buffer, 1, &self.on[0])?;
         self.gpu.streams[0].synchronize()?;
         self.slow(&self.on[0])?;
         Self::fill(&buffer, 7, &self.on[0])?;
-        let slice = into_slice::<u8, _>(buffer.detach(), &self.gpu.streams[0])?;
+        let slice = into_slice::<u8>(buffer.detach(), &self.gpu.streams[0])?;
         let shown = self.gpu.streams[1].clone_dtoh(&slice)?;
         self.gpu.streams[1].synchronize()?;
         Ok(json!({ "good": shown.iter().all(|byte| *byte == 7) }))

@@ -50,26 +50,39 @@ impl<D: EventDriver> Timeline<D> {
         }
         let before = self.mark(stream);
         self.event_after(before)?;
-        let mut known = slot.known.lock();
-        // A launch on another stream must run after the stream's work and what that was ordered
-        // after.
-        let (clock, awaited) = (known.clock.clone(), vec![before]);
         let from = slot.epoch.load(SeqCst);
-        if slot.is_retired() || from <= before.epoch {
-            return Err(DeviceError::new(
-                Why::Foreign,
-                "begin a capture of a stream that has ended",
-            ));
+        if from <= before.epoch {
+            return Err(has_ended());
         }
-        if known.captured.is_some() {
-            return Err(not_submitted("begin a second capture of a stream")); // by another thread
-        }
-        known.captured = Some(Captured { clock, awaited });
-        slot.captured_from.store(from, SeqCst);
-        drop(known);
-        // Calls that other threads make on the stream end before the capture begins.
-        drop(slot.calls.write());
-        Ok(())
+        slot.enter_capture(before, from)
+    }
+
+    /// Notes a capture of `stream` that another library has begun. [`Timeline::end_capture`] ends it
+    /// on this clock, after the other library has ended it.
+    ///
+    /// No event can be recorded any more, so what the stream was given since its last event counts as
+    /// captured until the end: no other stream is ordered behind it before.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Timeline::begin_capture`].
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{DeviceAllocator, StreamClock, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let (clock, stream) = (device.clock(), device.stream());
+    /// let before = clock.mark(&stream);
+    /// clock.adopt_capture(&stream)?; // it is going on
+    /// assert!(clock.is_capturing(&stream) && !clock.is_submitted(before));
+    /// assert_eq!(clock.end_capture(&stream), [before]);
+    /// assert!(clock.is_submitted(before));
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
+    pub fn adopt_capture(&self, stream: &Stream<D>) -> Result<(), DeviceError> {
+        let (slot, before) = (self.of_ours(stream)?, self.mark(stream));
+        slot.enter_capture(before, before.epoch)
     }
 
     /// Ends the capture of `stream` on this clock.
@@ -118,7 +131,7 @@ impl<D: EventDriver> Timeline<D> {
         }
         let epoch = after.epoch.fetch_add(1, SeqCst) + 1;
         let event = self.driver.record_edge(&after.raw)?;
-        self.driver.wait(&on.raw, &event)?;
+        self.driver.wait_edge(&on.raw, &event)?;
         let event_clock = after.known.lock().clock.clone();
         self.note_after(on, &event_clock, after.id, epoch);
         invariant!(epoch > 0, "an edge of a graph begins an epoch");
@@ -141,6 +154,26 @@ impl<D: EventDriver> Timeline<D> {
 }
 
 impl<D: EventDriver> Slot<D> {
+    /// Marks of the epoch `from` and later ones are captured from here on. Launches wait for `before`.
+    fn enter_capture(&self, before: Mark, from: u64) -> Result<(), DeviceError> {
+        invariant!(from > 0, "0 stands for no capture");
+        let mut known = self.known.lock();
+        if self.is_retired() {
+            return Err(has_ended());
+        }
+        if known.captured.is_some() {
+            return Err(not_submitted("begin a second capture of a stream")); // by another thread
+        }
+        // A launch on another stream must run after the stream's work and what that was ordered
+        // after.
+        known.captured = Some(Captured { clock: known.clock.clone(), awaited: vec![before] });
+        self.captured_from.store(from, SeqCst);
+        drop(known);
+        // Calls that other threads make on the stream end before the capture begins.
+        drop(self.calls.write());
+        Ok(())
+    }
+
     pub(super) fn is_capturing(&self) -> bool {
         self.captured_from.load(Acquire) > 0
     }
@@ -150,6 +183,10 @@ impl<D: EventDriver> Slot<D> {
         let from = self.captured_from.load(Acquire);
         from > 0 && mark.epoch >= from
     }
+}
+
+fn has_ended() -> DeviceError {
+    DeviceError::new(Why::Foreign, "begin a capture of a stream that has ended")
 }
 
 pub(super) fn not_submitted(call: &'static str) -> DeviceError {

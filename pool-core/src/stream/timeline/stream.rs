@@ -88,7 +88,7 @@ impl<D: EventDriver> Slot<D> {
             timeline,
             id,
             raw,
-            epoch: AtomicU64::new(0),
+            epoch: AtomicU64::new(1), // `captured_from` is 0 without a capture
             done_before: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             final_epoch: AtomicU64::new(0),

@@ -107,7 +107,7 @@ fn threads_that_map_where_a_rollback_was_refused_share_no_piece() {
         let memory = CudaVmmAllocator::with(device(), &VmmConfig::default()).unwrap();
         let block = memory.reserve(256 * MIB).unwrap();
         fail("cuMemSetAccess", 0, 1, 2);
-        fail("cuMemUnmap", 0, 1, 999);
+        fail("cuMemUnmap", 0, 1, 304);
         assert!(memory.commit(&block, 0..64 * MIB).is_err());
         mend();
         let barrier = Barrier::new(3);
@@ -188,7 +188,7 @@ fn what_a_refused_unmap_left_is_offered_again() {
             false => BucketPool::new(memory()),
         };
         drop(pool.allocate(64 * MIB).unwrap());
-        fail("cuMemUnmap", 0, 1, 999);
+        fail("cuMemUnmap", 0, 1, 304);
         drop(pool);
         assert_eq!((held(), leftovers()), (0, 0), "arena: {arena}");
         mend();
@@ -233,7 +233,7 @@ fn pieces_that_the_driver_refuses_are_told_and_counted() {
     let memory = CudaVmmAllocator::with(device(), &VmmConfig::default()).unwrap();
     let pool = BucketPool::builder(memory).arena(ArenaConfig::grow()).build();
     drop(pool.allocate(64 * MIB).unwrap());
-    fail("cuMemRelease", 0, 100, 999);
+    fail("cuMemRelease", 0, 100, 304);
     assert!(pool.clear().is_err());
     assert_eq!(pool.allocator().refused_bytes(), held());
     assert!(held() > 0);

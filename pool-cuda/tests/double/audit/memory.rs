@@ -17,10 +17,11 @@ fn b10_a_block_is_not_freed_in_another_librarys_capture() {
     s.raw().begin_capture(Mode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
     let _ = pool.trim(0);
     assert!(s.raw().capture_status().is_ok_and(|status| status as u32 == 1), "it goes on");
-    let buffer = pool.allocate_on(&s, MIB).unwrap();
+    let refused = pool.allocate_on(&s, MIB).unwrap_err();
+    assert_eq!(refused.why(), Why::NotSubmitted, "the pool does not know the graph");
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     drop(s.raw().end_capture(flags).unwrap());
-    kernel(&buffer, &s); // it was none of the graph's
+    kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
     run();
     assert!(pool.allocate_on(&s, 2 * MIB).is_ok(), "the device lives");
     assert_eq!(hazards(), 0);

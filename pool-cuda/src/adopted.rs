@@ -1,0 +1,169 @@
+//! Captures that another library has begun: cudarc's `begin_capture`, `PyTorch`'s graphs.
+
+use crate::array::Vram;
+use crate::capturing::Counted;
+use crate::device::CudaDevice;
+use crate::driver::forked;
+use crate::events::PoolStream;
+use crate::graph::CudaCapture;
+use pool_core::stream::EventDriver;
+use pool_core::{BucketPool, DeviceError, PrivatePool, StreamClock, Why};
+use std::fmt;
+
+/// A capture that another library has begun, with the memory that its graph uses.
+///
+/// Without it, a pool refuses what the device would have to serve for a stream under such a capture,
+/// and cannot see that a cached block goes into a graph. With it, requests on the stream come from a
+/// [`PrivatePool`], which stays as long as the graph, as in a [`CudaCapture`].
+///
+/// The other library ends its capture first, and then [`AdoptedCapture::end`] gives the private pool.
+/// Launch the graph inside of [`PrivatePool::launch`], and drop the private pool after the graph.
+/// Dropping an `AdoptedCapture` gives the memory back to the pool: do so only where there will be no
+/// graph.
+///
+/// ```
+/// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+/// # double::stand_in(); // in the place of the driver
+/// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+/// use bucketpool::{BucketPool, DeviceError, MIB, Why};
+/// use bucketpool::cuda::{CudaAllocator, CudaCapture};
+/// use bucketpool::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode};
+///
+/// let pool = BucketPool::new(CudaAllocator::new(0)?);
+/// let device = pool.allocator().device().clone();
+/// let stream = device.context().new_stream()?;
+/// let on = device.stream(&stream)?;
+///
+/// stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?; // cudarc's
+/// assert_eq!(pool.allocate_on(&on, MIB).unwrap_err().why(), Why::NotSubmitted);
+/// // SAFETY: the captured work uses memory of the capture only, and the graph goes first.
+/// let adopted = unsafe { CudaCapture::adopt(&pool, &on) }?;
+/// let scratch = pool.allocate_on(&on, MIB)?;
+/// stream.memset_zeros(&mut &*scratch.on(&on)?)?;
+/// drop(scratch);
+/// let flags = Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+/// let graph = stream.end_capture(flags)?.ok_or("a graph")?;
+/// let memory = adopted.end().map_err(|(_adopted, error)| error)?;
+/// let launch = || graph.launch().map_err(|_| DeviceError::new(Why::Other, "a launch"));
+/// memory.launch(&on, launch)?;
+/// memory.launch(&on, launch)?; // with the same memory
+/// assert_eq!(memory.cached_bytes(), MIB);
+/// drop(graph);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct AdoptedCapture<A: Vram> {
+    device: CudaDevice,
+    streams: Vec<PoolStream>,
+    /// Taken by its end.
+    private: Option<PrivatePool<A>>,
+    /// Waits for the whole context would break the capture.
+    _counted: Counted,
+}
+
+impl<A: Vram> CudaCapture<A> {
+    /// Takes up a capture of `on` that another library has begun.
+    ///
+    /// See [`AdoptedCapture`] for an example.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::NotSubmitted`] for a stream that is under no capture, or under one that a pool knows
+    /// already; [`Why::Foreign`] for a stream of another device; or the driver's refusal.
+    ///
+    /// # Safety
+    ///
+    /// As for [`CudaCapture::begin`]; the last launch of the graph is that of the other library.
+    #[expect(
+        unsafe_code,
+        reason = "captured work keeps addresses, which the compiler does not know"
+    )]
+    pub unsafe fn adopt(
+        pool: &BucketPool<A>,
+        on: &PoolStream,
+    ) -> Result<AdoptedCapture<A>, DeviceError> {
+        let device = pool.allocator().cuda_device().clone();
+        let (private, counted) = (PrivatePool::new(pool), device.driver().begin_capture());
+        let (streams, private) = (Vec::new(), Some(private));
+        let mut adopted = AdoptedCapture { device, streams, private, _counted: counted };
+        adopted.take_in(on)?;
+        Ok(adopted)
+    }
+}
+
+impl<A: Vram> AdoptedCapture<A> {
+    /// Takes up another stream that the other library has joined to this capture. What it frees serves
+    /// its own requests in the capture, and those of no other stream.
+    ///
+    /// # Errors
+    ///
+    /// As for [`CudaCapture::adopt`].
+    pub fn take_in(&mut self, on: &PoolStream) -> Result<(), DeviceError> {
+        let (clock, refused) = (self.device.clock(), Why::NotSubmitted);
+        if !clock.owns(on) {
+            return Err(DeviceError::new(Why::Foreign, "adopt a capture of another device"));
+        }
+        if clock.is_capturing(on) {
+            return Err(DeviceError::new(refused, "adopt a capture that a pool knows already"));
+        }
+        if !self.device.events().is_captured(on.raw())? {
+            return Err(DeviceError::new(refused, "adopt a capture of a stream that is in none"));
+        }
+        clock.adopt_capture(on)?;
+        let bound = self.private.as_ref().map_or(Ok(()), |private| private.bind(on));
+        bound.inspect_err(|_| drop(clock.end_capture(on)))?;
+        self.streams.push(on.clone());
+        Ok(())
+    }
+
+    /// Gives the memory that the graph uses, after the other library has ended its capture.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::NotSubmitted`] while the capture goes on, or the driver's refusal; with the capture.
+    pub fn end(mut self) -> Result<PrivatePool<A>, (Self, DeviceError)> {
+        let goes_on = |stream: &PoolStream| self.device.events().is_captured(stream.raw());
+        let mut left = self.streams.iter().map(goes_on).filter(|answer| *answer != Ok(false));
+        if let Some(answer) = left.next() {
+            let call = "end a capture that the other library has not ended";
+            let error = answer.err().unwrap_or(DeviceError::new(Why::NotSubmitted, call));
+            drop(left);
+            return Err((self, error));
+        }
+        drop(left);
+        self.leave();
+        match self.private.take() {
+            Some(private) => Ok(private),
+            None => {
+                let error = DeviceError::new(Why::Other, "end a capture that has ended");
+                Err((self, error))
+            }
+        }
+    }
+
+    /// Ends the capture on the clock.
+    fn leave(&mut self) {
+        let clock = self.device.clock();
+        let after: Vec<_> = self.streams.drain(..).flat_map(|on| clock.end_capture(&on)).collect();
+        if let Some(private) = &self.private {
+            private.end(&after);
+        }
+    }
+}
+
+impl<A: Vram> Drop for AdoptedCapture<A> {
+    fn drop(&mut self) {
+        // In a forked child a thread that is not there may hold a lock.
+        if self.private.is_some() && forked().is_none() {
+            self.leave();
+        }
+    }
+}
+
+impl<A: Vram> fmt::Debug for AdoptedCapture<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdoptedCapture")
+            .field("streams", &self.streams)
+            .field("private", &self.private)
+            .finish_non_exhaustive()
+    }
+}
