@@ -79,8 +79,6 @@ impl Short {
 /// The steps of the stages 6 and 7.
 #[derive(Clone, Copy)]
 enum Trim {
-    /// A second search first, since a block that was freed meanwhile would be the first to go.
-    Nothing,
     Missing,
     Others,
     All,
@@ -144,8 +142,15 @@ impl<A: DeviceAllocator> Store<A> {
             Ok(grant) => return Ok(grant),
             Err(error) => error,
         };
-        let mut trims =
-            [Trim::Nothing, Trim::Missing, Trim::Others, Trim::All, Trim::AllOthers].into_iter();
+        // What another thread has freed meanwhile would be the first to go.
+        progress.effort = Effort::All;
+        if short.is_out_of_memory()
+            && self.could_hold(request.class.bytes)
+            && let Some(grant) = self.found(request, &mut progress)
+        {
+            return Ok(grant);
+        }
+        let mut trims = [Trim::Missing, Trim::Others, Trim::All, Trim::AllOthers].into_iter();
         while short.is_out_of_memory() {
             // A request above the limit takes no cached memory from those below it.
             let is_hopeless = !self.could_hold(request.class.bytes);
@@ -167,10 +172,7 @@ impl<A: DeviceAllocator> Store<A> {
             let was_in_vain = std::mem::take(&mut progress.saw_free) && given_back == 0;
             progress.in_vain = if was_in_vain { progress.in_vain + 1 } else { 0 };
             progress.given_back += given_back;
-            if progress.effort == Effort::All {
-                self.calls.lock().num_alloc_retries += 1; // the second search is no retry
-            }
-            progress.effort = Effort::All;
+            self.calls.lock().num_alloc_retries += 1;
             progress.returned = Some(returned);
             short = match self.search_then_device(request, &mut progress) {
                 Ok(grant) => return Ok(grant),
@@ -204,14 +206,12 @@ impl<A: DeviceAllocator> Store<A> {
             missing => missing,
         };
         *stage = match trim {
-            Trim::Nothing => *stage,
             Trim::Missing | Trim::Others => Stage::Trimmed,
             Trim::All | Trim::AllOthers => Stage::Cleared,
         };
         // Other pools cannot help a pool that is at its own limit.
         let by_others = own == 0 || of_budget > 0;
         match trim {
-            Trim::Nothing => Some(0),
             Trim::Missing => Some(self.trim_short(missing)),
             Trim::All => Some(self.trim_short(u64::MAX)),
             Trim::Others if by_others => self.trim_others(missing),
@@ -251,14 +251,20 @@ impl<A: DeviceAllocator> Store<A> {
         if let Some(grant) = private {
             return Ok(self.served(home, Stage::Private, grant));
         }
-        let found = self.search(request, progress.effort);
-        if let Some((stage, grant)) = note(found, &mut progress.refused) {
-            self.count_out_of_private(request);
-            return Ok(self.served(home, stage, grant));
+        if let Some(grant) = self.found(request, progress) {
+            return Ok(grant);
         }
         progress.given_back += self.free_before_growing(home, progress.effort).0;
         let fresh = self.grow(request).inspect(|_| self.count_out_of_private(request));
         fresh.map(|fresh| self.served(home, progress.stage, fresh))
+    }
+
+    /// The stages from 2 to 4.
+    fn found(&self, request: &PoolRequest<'_, A>, progress: &mut Progress) -> Option<Grant<A>> {
+        let found = self.search(request, progress.effort);
+        let (stage, grant) = note(found, &mut progress.refused)?;
+        self.count_out_of_private(request);
+        Some(self.served(self.home(request), stage, grant))
     }
 
     /// Counts a shared block that a private pool has from now on.

@@ -1,19 +1,24 @@
 //! Random schedules over several streams, through cudarc's real code, with the check of every use.
 
 use crate::harness::{
-    capture, count, double, expected_hazards, hazards, kernel, pretend, reset, seed, touch,
+    capture, count, double, expected_hazards, hazards, kernel, kernel_at, pretend, reset, seed,
+    touch,
 };
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode as Mode};
 use pool_core::stream::StealPolicy;
-use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer};
+use pool_core::{ArenaConfig, BucketPool, DeviceError, KIB, MIB, PoolBuilder, PooledBuffer, Why};
 use pool_cuda::{
-    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaVmmAllocator,
-    PinnedBytes, PoolStream, VmmConfig, Vram,
+    CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator,
+    CudaVmmAllocator, PinnedBytes, PoolStream, VmmConfig, Vram,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 /// Schedules of each kind of memory; `SCHEDULES` says another number.
 const SCHEDULES: u64 = 5_000;
+/// How cudarc makes a graph of what was captured.
+const FLAGS: CUgraphInstantiate_flags =
+    CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
 /// Steps of one schedule.
 const STEPS: u64 = 40;
 
@@ -30,7 +35,7 @@ enum What {
 }
 
 /// One schedule: buffers are taken, used, passed on and dropped on four streams, and page-locked
-/// ones are copied from; streams come and go. Returns how many uses were out of order.
+/// ones are copied from; streams come and go; other libraries capture. Returns how many uses were out of order.
 fn schedule<A: Vram>(
     number: u64,
     what: What,
@@ -47,7 +52,7 @@ fn schedule<A: Vram>(
     let mut live: Vec<PooledBuffer<A>> = Vec::new();
     for _ in 0..STEPS {
         let on = &streams[dice.random_range(0..4)];
-        match dice.random_range(0..12) {
+        match dice.random_range(0..if calm { 12 } else { 14 }) {
             0..=3 => {
                 let buffer =
                     pool.allocate_on(on, [KIB, 2 * KIB, 4 * KIB][dice.random_range(0..3)]).unwrap();
@@ -75,6 +80,18 @@ fn schedule<A: Vram>(
             }
             11 if !calm => {
                 pool.trim(4 * KIB).unwrap();
+            }
+            12 if !calm && dice.random_range(0..2) == 0 => {
+                capture_of_others(&pool, &live, on, &mut dice, &streams);
+            }
+            12 if !calm => adopted(&pool, &live, on, &mut dice, &streams),
+            13 if !calm && live.len() > 1 => {
+                let [from, to] = [0, 1].map(|_| dice.random_range(0..live.len()));
+                if from != to && live[from].size() == live[to].size() {
+                    let (from, mut to) =
+                        (live[from].read_on(on).unwrap(), &*live[to].on(on).unwrap());
+                    on.raw().memcpy_dtod(&*from, &mut to).unwrap();
+                }
             }
             _ => {}
         }
@@ -105,6 +122,74 @@ fn graph<A: Vram>(
         kernel(&result, &streams[dice.random_range(0..4)]);
         kernel(input, &streams[dice.random_range(0..4)]);
     }
+}
+
+/// Begins a capture of `on` as another library does.
+fn begin(on: &PoolStream) {
+    on.raw().begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+}
+
+/// Another library captures `on`, unknown to the pool, and throws its graph away; the program goes on
+/// meanwhile. What would fall into the capture is refused.
+fn capture_of_others<A: Vram>(
+    pool: &BucketPool<A>,
+    live: &[PooledBuffer<A>],
+    on: &PoolStream,
+    dice: &mut StdRng,
+    streams: &[PoolStream],
+) {
+    begin(on);
+    for _ in 0..dice.random_range(0..6) {
+        let other = &streams[dice.random_range(0..4)];
+        match dice.random_range(0..3) {
+            0 => {
+                let buffer = live.get(dice.random_range(0..4));
+                if let Some(Ok(view)) = buffer.map(|buffer| buffer.on(other)) {
+                    assert_eq!(kernel_at(other, view.as_ptr(), KIB), 0);
+                }
+            }
+            1 => match pool.allocate_on(other, [KIB, 8 * KIB][dice.random_range(0..2)]) {
+                Ok(buffer) => {
+                    let used = buffer.on(other).map(|view| kernel_at(other, view.as_ptr(), KIB));
+                    assert!(matches!(used, Ok(0)), "{used:?}");
+                }
+                Err(refused) => assert_eq!(refused.why(), Why::NotSubmitted, "{refused}"),
+            },
+            _ => drop(pool.trim(KIB)),
+        }
+    }
+    on.raw().end_capture(FLAGS).unwrap();
+}
+
+/// Another library captures `on`, and the pool adopts the capture. As [`graph`] otherwise.
+fn adopted<A: Vram>(
+    pool: &BucketPool<A>,
+    live: &[PooledBuffer<A>],
+    on: &PoolStream,
+    dice: &mut StdRng,
+    streams: &[PoolStream],
+) {
+    let Some(input) = live.get(dice.random_range(0..4)) else { return };
+    begin(on);
+    // SAFETY: the input outlives the graph.
+    let adopted = unsafe { CudaCapture::adopt(pool, on) }.unwrap();
+    let result = pool.allocate_on(on, KIB).unwrap();
+    kernel(&result, on);
+    kernel(&pool.allocate_on(on, 2 * KIB).unwrap(), on);
+    kernel(input, on);
+    let graph = on.raw().end_capture(FLAGS).unwrap().unwrap();
+    let memory = adopted.end().unwrap();
+    for _ in 0..dice.random_range(0..3) {
+        {
+            let _uses = [input.on(on).unwrap(), result.on(on).unwrap()];
+            let refused = |_| DeviceError::new(Why::Other, "a launch");
+            memory.launch(on, || graph.launch().map_err(refused)).unwrap();
+        }
+        kernel(&result, &streams[dice.random_range(0..4)]);
+        kernel(input, &streams[dice.random_range(0..4)]);
+        kernel(&pool.allocate_on(&streams[dice.random_range(0..4)], KIB).unwrap(), on);
+    }
+    drop(graph);
 }
 
 fn all<A: Vram>(make: impl Fn(CudaDevice) -> PoolBuilder<A>) {
