@@ -131,13 +131,8 @@ impl<A: Vram> AdoptedCapture<A> {
         }
         drop(left);
         self.leave();
-        match self.private.take() {
-            Some(private) => Ok(private),
-            None => {
-                let error = DeviceError::new(Why::Other, "end a capture that has ended");
-                Err((self, error))
-            }
-        }
+        let ended = DeviceError::new(Why::Other, "end a capture that has ended");
+        self.private.take().ok_or((self, ended))
     }
 
     /// Ends the capture on the clock.

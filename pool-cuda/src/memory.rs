@@ -98,27 +98,27 @@ pub struct CudaMemory<S: Source> {
     /// Page-locked memory for copies that the host does not wait for, to the device and from it; made
     /// by the first of them. [`DeviceAllocator::release_kept`] gives back what no copy to come has,
     /// after the copies.
-    to_device: OnceLock<BucketPool<CudaPinnedAllocator>>,
-    from_device: OnceLock<BucketPool<CudaPinnedAllocator>>,
+    for_writes: OnceLock<BucketPool<CudaPinnedAllocator>>,
+    for_reads: OnceLock<BucketPool<CudaPinnedAllocator>>,
 }
 
 impl<S: Source> CudaMemory<S> {
     pub(crate) fn from(device: CudaDevice, source: S) -> Self {
         let (owner, waiting) = (Owner::new(), Waiting::default());
-        let (to_device, from_device) = (OnceLock::new(), OnceLock::new());
-        Self { device, source, owner, waiting, to_device, from_device }
+        let (for_writes, for_reads) = (OnceLock::new(), OnceLock::new());
+        Self { device, source, owner, waiting, for_writes, for_reads }
     }
 
     /// Returns the page-locked memory for copies to the device. It is bounded, so a copy may wait for
     /// the copies before it.
-    pub(crate) fn to_device(&self) -> &BucketPool<CudaPinnedAllocator> {
-        self.to_device.get_or_init(|| self.staging().reserved_limit(STAGING_LIMIT).build())
+    pub(crate) fn for_writes(&self) -> &BucketPool<CudaPinnedAllocator> {
+        self.for_writes.get_or_init(|| self.staging().reserved_limit(STAGING_LIMIT).build())
     }
 
     /// Returns the page-locked memory for copies from the device, which the program has until it has
     /// taken the bytes.
-    pub(crate) fn from_device(&self) -> &BucketPool<CudaPinnedAllocator> {
-        self.from_device.get_or_init(|| self.staging().build())
+    pub(crate) fn for_reads(&self) -> &BucketPool<CudaPinnedAllocator> {
+        self.for_reads.get_or_init(|| self.staging().build())
     }
 
     fn staging(&self) -> PoolBuilder<CudaPinnedAllocator> {
@@ -232,9 +232,10 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
     fn release_kept(&self) -> Result<(), DeviceError> {
         forked().map_or(Ok(()), Err)?;
         let freed = self.waiting.free_all(|block, after| self.give(block, after));
-        let staging = [&self.to_device, &self.from_device].into_iter().filter_map(OnceLock::get);
+        let staging = [&self.for_writes, &self.for_reads].into_iter().filter_map(OnceLock::get);
         let cleared = staging.map(|staging| staging.clear().map_err(|e| e.figures().cause));
-        let staged = cleared.fold(Ok(()), |all, cleared| all.and(cleared.map(drop)));
+        let staged: Vec<_> = cleared.collect(); // both, also after a refusal
+        let staged = staged.into_iter().try_for_each(|cleared| cleared.map(drop));
         freed.and(self.source.release_kept()).and(staged)
     }
 

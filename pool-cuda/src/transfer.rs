@@ -136,7 +136,7 @@ impl<S: Source> TransferLater for CudaMemory<S> {
     ) -> Result<(), DeviceError> {
         self.takes_copies(on)?;
         for (at, chunk) in (offset..).step_by(CHUNK).zip(from.chunks(CHUNK)) {
-            let mut staged = stage(self.to_device(), chunk.len(), on)?;
+            let mut staged = stage(self.for_writes(), chunk.len(), on)?;
             staged.bytes_mut()?.copy_from_slice(chunk);
             let used = staged.read_on(on)?;
             // SAFETY: the buffer is borrowed by its use, and the CPU writes it no more.
@@ -161,7 +161,7 @@ impl<S: Source> TransferLater for CudaMemory<S> {
             if left == 0 {
                 break;
             }
-            let staged = stage(self.from_device(), left.min(CHUNK), on)?;
+            let staged = stage(self.for_reads(), left.min(CHUNK), on)?;
             {
                 let used = staged.on(on)?;
                 // SAFETY: the buffer was just allocated, and no other code has it.
