@@ -16,7 +16,7 @@ const SIZES: u64 = 500;
 type Path = (&'static str, fn(u64) -> Option<()>);
 
 /// Every path. The names stand in `instructions.json`.
-pub const PATHS: [Path; 14] = [
+pub const PATHS: [Path; 15] = [
     ("host, pow2, 4 KiB", |pairs| one(host(BucketPolicy::PowerOfTwo), 4 * KIB, pairs)),
     ("host, exact, 4 KiB", |pairs| one(host(BucketPolicy::Exact), 4 * KIB, pairs)),
     ("host, fit:2, 4 KiB", |pairs| one(host(BucketPolicy::Fit { alpha: 2.0 }), 4 * KIB, pairs)),
@@ -28,6 +28,7 @@ pub const PATHS: [Path; 14] = [
     ("host, pow2, 4 KiB, as AnyPool", any),
     ("sim, pow2, 4 KiB", |pairs| one(BucketPool::builder(SimDevice::new()), 4 * KIB, pairs)),
     ("sim, pow2, used on a stream", used),
+    ("sim, pow2, handed over", handed_over),
     ("sim, arena, 500 sizes", |pairs| {
         many(BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow()), pairs)
     }),
@@ -37,7 +38,7 @@ pub const PATHS: [Path; 14] = [
     ("tcache, 4 MiB", |pairs| tcache(4 << 20, pairs)),
 ];
 
-/// Runs a path `pairs` times: an allocation and its free, never a call to the device.
+/// Runs a path `pairs` times: an allocation and its free, or a turn of two streams; no call takes memory.
 ///
 /// # Errors
 ///
@@ -88,6 +89,24 @@ fn used(pairs: u64) -> Option<()> {
     for _ in 0..=pairs {
         let buffer = pool.allocate_on(&stream, black_box(4 * KIB)).ok()?;
         drop(black_box(buffer.on(&stream).ok()?));
+    }
+    Some(())
+}
+
+/// A buffer that two streams use in turns: an event and a wait for each, of the simulated device, which
+/// runs its queue now and then.
+fn handed_over(pairs: u64) -> Option<()> {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let streams = [device.stream(), device.stream()];
+    let buffer = pool.allocate_on(&streams[0], 4 * KIB).ok()?;
+    for pair in 0..=pairs {
+        for stream in &streams {
+            drop(black_box(buffer.on(stream).ok()?));
+        }
+        if pair % 64 == 0 {
+            device.run();
+        }
     }
     Some(())
 }

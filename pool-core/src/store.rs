@@ -203,7 +203,7 @@ impl<A: DeviceAllocator> Store<A> {
             return self.hit_range(stream, key, requested);
         }
         let (steal, cpu_touches) = (self.bounds.steal, A::MEMORY.cpu_touches);
-        let requester = Requester { clock, on: stream, steal, cpu_touches };
+        let requester = Requester { clock, on: stream, steal, cpu_touches, host_waits: false };
         let at = self.shards.home(&key, bytes);
         let thread = thread_number::get();
         let (record, crowded) = {
@@ -370,7 +370,8 @@ impl<A: DeviceAllocator> Store<A> {
     #[inline]
     pub(crate) fn requester<'r>(&'r self, request: &PoolRequest<'r, A>) -> Requester<'r, A::Clock> {
         let (clock, steal) = (self.allocator.clock(), self.bounds.steal);
-        Requester { clock, on: request.on, steal, cpu_touches: A::MEMORY.cpu_touches }
+        let cpu_touches = A::MEMORY.cpu_touches;
+        Requester { clock, on: request.on, steal, cpu_touches, host_waits: false }
     }
 
     /// Returns the bytes that each request needs in addition to those of the buffer.

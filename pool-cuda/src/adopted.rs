@@ -37,13 +37,13 @@ use std::fmt;
 /// stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?; // cudarc's
 /// assert_eq!(pool.allocate_on(&on, MIB).unwrap_err().why(), Why::NotSubmitted);
 /// // SAFETY: the captured work uses memory of the capture only, and the graph goes first.
-/// let adopted = unsafe { CudaCapture::adopt(&pool, &on) }?;
+/// let mut adopted = unsafe { CudaCapture::adopt(&pool, &on) }?;
 /// let scratch = pool.allocate_on(&on, MIB)?;
 /// stream.memset_zeros(&mut &*scratch.on(&on)?)?;
 /// drop(scratch);
 /// let flags = Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
 /// let graph = stream.end_capture(flags)?.ok_or("a graph")?;
-/// let memory = adopted.end().map_err(|(_adopted, error)| error)?;
+/// let memory = adopted.end()?;
 /// let launch = || graph.launch().map_err(|_| DeviceError::new(Why::Other, "a launch"));
 /// memory.launch(&on, launch)?;
 /// memory.launch(&on, launch)?; // with the same memory
@@ -85,7 +85,8 @@ impl<A: Vram> CudaCapture<A> {
         let (private, counted) = (PrivatePool::new(pool), device.driver().begin_capture());
         let (streams, private) = (Vec::new(), Some(private));
         let mut adopted = AdoptedCapture { device, streams, private, _counted: counted };
-        adopted.take_in(on)?;
+        // SAFETY: the caller names the capture by this stream.
+        unsafe { adopted.take_in(on) }?;
         Ok(adopted)
     }
 }
@@ -96,9 +97,16 @@ impl<A: Vram> AdoptedCapture<A> {
     ///
     /// # Errors
     ///
-    /// As for [`CudaCapture::adopt`].
-    pub fn take_in(&mut self, on: &PoolStream) -> Result<(), DeviceError> {
+    /// As for [`CudaCapture::adopt`]; [`Why::Foreign`] also for the default stream of another thread.
+    ///
+    /// # Safety
+    ///
+    /// The stream is in this capture, and not in another one: the driver says of each stream only that
+    /// it is in some capture.
+    #[expect(unsafe_code, reason = "a stream of another capture would keep addresses of this one")]
+    pub unsafe fn take_in(&mut self, on: &PoolStream) -> Result<(), DeviceError> {
         let (clock, refused) = (self.device.clock(), Why::NotSubmitted);
+        on.raw().handle()?;
         if !clock.owns(on) {
             return Err(DeviceError::new(Why::Foreign, "adopt a capture of another device"));
         }
@@ -119,20 +127,20 @@ impl<A: Vram> AdoptedCapture<A> {
     ///
     /// # Errors
     ///
-    /// [`Why::NotSubmitted`] while the capture goes on, or the driver's refusal; with the capture.
-    pub fn end(mut self) -> Result<PrivatePool<A>, (Self, DeviceError)> {
-        let goes_on = |stream: &PoolStream| self.device.events().is_captured(stream.raw());
-        let mut left = self.streams.iter().map(goes_on).filter(|answer| *answer != Ok(false));
-        if let Some(answer) = left.next() {
-            let call = "end a capture that the other library has not ended";
-            let error = answer.err().unwrap_or(DeviceError::new(Why::NotSubmitted, call));
-            drop(left);
-            return Err((self, error));
+    /// [`Why::NotSubmitted`] while the capture goes on, [`Why::Foreign`] on another thread than that of a
+    /// per-thread default stream, or the driver's refusal: call it again then. [`Why::Other`] after the
+    /// memory was given.
+    pub fn end(&mut self) -> Result<PrivatePool<A>, DeviceError> {
+        for stream in &self.streams {
+            stream.raw().handle()?; // of another thread's stream the driver says nothing
+            if self.device.events().is_captured(stream.raw())? {
+                let call = "end a capture that the other library has not ended";
+                return Err(DeviceError::new(Why::NotSubmitted, call));
+            }
         }
-        drop(left);
         self.leave();
         let ended = DeviceError::new(Why::Other, "end a capture that has ended");
-        self.private.take().ok_or((self, ended))
+        self.private.take().ok_or(ended)
     }
 
     /// Ends the capture on the clock.

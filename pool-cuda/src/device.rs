@@ -1,7 +1,7 @@
 //! A device: its context, its clock, its streams. All allocators of a GPU share one.
 #![expect(unsafe_code, reason = "streams of other libraries come as handles")]
 
-use crate::driver::{CallersContext, Driver, forked, is_present, refusal};
+use crate::driver::{CallersContext, Driver, Kept, forked, is_present, refusal};
 use crate::events::{CudaDriver, PoolStream, RawStream};
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
@@ -27,7 +27,11 @@ const PER_THREAD: usize = 2;
 /// A pool makes the device's context current during its calls, and the caller's context again
 /// before it returns.
 #[derive(Clone)]
-pub struct CudaDevice(Arc<Inner>);
+pub struct CudaDevice {
+    shared: Arc<Inner>,
+    /// The program's own handle of the context: cudarc counts streams by it.
+    context: Kept<Arc<CudaContext>>,
+}
 
 struct Inner {
     driver: Arc<Driver>,
@@ -40,11 +44,14 @@ struct Inner {
 
 type StreamKey = (usize, Option<ThreadId>);
 
-/// A registered stream.
+/// A registered stream. It ends with the retirement of its last borrower, unless it stays.
 struct Registered {
     on: PoolStream,
-    /// How many have wrapped it and not retired it. The last one's retirement ends it.
+    /// How many have wrapped it and not retired it.
     borrowers: usize,
+    /// For one that stays until [`CudaDevice::retire`]: the stream, kept alive also where another
+    /// library had wrapped its handle before.
+    stays: Option<Kept<Arc<CudaStream>>>,
 }
 
 /// The devices that are open, by the addresses of their contexts.
@@ -128,9 +135,10 @@ impl CudaDevice {
         let mut open = OPEN.lock();
         open.retain(|_, device| device.strong_count() > 0);
         let known = open.get(&context.cu_ctx().addr()).and_then(Weak::upgrade);
-        // A lost device serves nobody; a program that has reset it begins anew.
-        if let Some(known) = known.filter(|known| known.driver.fault().is_none()) {
-            return Ok(Self(known));
+        let own = Kept::new(context.clone());
+        // A lost device serves nobody.
+        if let Some(shared) = known.filter(|known| known.driver.fault().is_none()) {
+            return Ok(Self { shared, context: own });
         }
         let default = context.default_stream();
         // Not by the context's own call, which would tell an error that an earlier drop has left.
@@ -142,16 +150,17 @@ impl CudaDevice {
         let (raw, events) =
             (RawStream::new(default.clone(), None), CudaDriver::new(driver.clone()));
         let clock = Timeline::new(events.clone(), raw);
-        let registered = Registered { on: clock.default_stream().clone(), borrowers: 0 };
+        let on = clock.default_stream().clone();
+        let registered = Registered { on, borrowers: 0, stays: Some(Kept::new(default.clone())) };
         let streams = HashMap::from([(key(&default), registered)]);
         let (streams, total_bytes) = (Mutex::new(streams), total as u64);
-        let device = Arc::new(Inner { driver, events, clock, streams, total_bytes });
-        open.insert(address, Arc::downgrade(&device));
-        Ok(Self(device))
+        let shared = Arc::new(Inner { driver, events, clock, streams, total_bytes });
+        open.insert(address, Arc::downgrade(&shared));
+        Ok(Self { shared, context: own })
     }
 
     /// Registers one of the program's streams, and keeps it alive until it is retired. A second
-    /// call returns the same registration. The legacy default stream is registered from the start,
+    /// call returns the same registration, which one [`CudaDevice::retire`] ends for all. The legacy default stream is registered from the start,
     /// and gets events like any other: its implicit order does not cover non-blocking streams,
     /// which cudarc's are.
     ///
@@ -188,9 +197,12 @@ impl CudaDevice {
             return Err(DeviceError::new(Why::Foreign, "a stream of another context"));
         }
         let key = key(stream);
-        let mut streams = self.0.streams.lock();
-        let new = || self.clock().register(RawStream::new(stream.clone(), key.1));
-        let known = streams.entry(key).or_insert_with(|| Registered { on: new(), borrowers: 0 });
+        let mut streams = self.shared.streams.lock();
+        let known = streams.entry(key).or_insert_with(|| {
+            let on = self.clock().register(RawStream::new(stream.clone(), key.1));
+            Registered { on, borrowers: 0, stays: None }
+        });
+        known.stays.get_or_insert_with(|| Kept::new(stream.clone()));
         Ok(known.on.clone())
     }
 
@@ -258,34 +270,37 @@ impl CudaDevice {
             let on = self.clock().default_stream().clone();
             return Ok(BorrowedStream { on, device: self.clone(), retires: false });
         }
-        // One lock: of two threads that wrap a handle, one owns the registration.
-        let (on, retires) = match self.0.streams.lock().entry(key) {
+        let on = match self.shared.streams.lock().entry(key) {
             Entry::Occupied(known) => {
                 let known = known.into_mut();
-                let retires = known.borrowers > 0;
-                known.borrowers += usize::from(retires);
-                (known.on.clone(), retires)
+                known.borrowers += 1;
+                known.on.clone()
             }
             Entry::Vacant(unknown) => {
                 let on = self.clock().register(RawStream::new(stream, key.1));
-                (unknown.insert(Registered { on, borrowers: 1 }).on.clone(), true)
+                let new = Registered { on, borrowers: 1, stays: None };
+                unknown.insert(new).on.clone()
             }
         };
-        Ok(BorrowedStream { on, device: self.clone(), retires })
+        Ok(BorrowedStream { on, device: self.clone(), retires: true })
     }
 
-    /// Ends one borrower's part in a stream, and the stream with the last one.
-    fn retire_one(&self, stream: &PoolStream) -> Result<(), DeviceError> {
-        {
-            let mut streams = self.0.streams.lock();
-            let mut known = streams.values_mut();
-            let known = known.find(|known| std::ptr::eq(known.on.raw(), stream.raw()));
-            if let Some(known) = known.filter(|known| known.borrowers > 1) {
-                known.borrowers -= 1;
-                return Ok(());
-            }
+    /// Ends one borrower's part in a stream, and the stream with the last one. `ends` says whether the
+    /// stream may end; if not, or if the driver refuses, it stays registered without a borrower, and one
+    /// that wraps it anew can end it.
+    fn give_up(&self, stream: &PoolStream, ends: bool) -> Result<(), DeviceError> {
+        // Under the lock, so that nobody wraps a stream that ends.
+        let mut streams = self.shared.streams.lock();
+        let is_it = |known: &Registered| std::ptr::eq(known.on.raw(), stream.raw());
+        let Some(known) = streams.values_mut().find(|known| is_it(known)) else {
+            return Err(DeviceError::new(Why::Foreign, "retire a stream"));
+        };
+        known.borrowers = known.borrowers.saturating_sub(1);
+        if known.borrowers == 0 && known.stays.is_none() && ends {
+            self.clock().retire(stream)?;
+            streams.retain(|_, known| !is_it(known));
         }
-        self.retire(stream)
+        Ok(())
     }
 
     /// Ends the registration of a stream. Its queued work still runs, and memory that it used
@@ -317,8 +332,8 @@ impl CudaDevice {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn retire(&self, stream: &PoolStream) -> Result<(), DeviceError> {
+        let mut streams = self.shared.streams.lock();
         self.clock().retire(stream)?;
-        let mut streams = self.0.streams.lock();
         streams.retain(|_, known| !std::ptr::eq(known.on.raw(), stream.raw()));
         Ok(())
     }
@@ -326,7 +341,7 @@ impl CudaDevice {
     /// Returns the registration of one of cudarc's streams.
     pub(crate) fn known(&self, stream: &CudaStream) -> Option<PoolStream> {
         let ours = forked().is_none() && stream.context().cu_ctx() == self.context().cu_ctx();
-        ours.then(|| self.0.streams.lock().get(&key(stream)).map(|known| known.on.clone()))
+        ours.then(|| self.shared.streams.lock().get(&key(stream)).map(|known| known.on.clone()))
             .flatten()
     }
 
@@ -347,23 +362,23 @@ impl CudaDevice {
     }
 
     pub(crate) fn driver(&self) -> &Driver {
-        &self.0.driver
+        &self.shared.driver
     }
 
     pub(crate) fn events(&self) -> &CudaDriver {
-        &self.0.events
+        &self.shared.events
     }
 
     /// Returns the clock that all allocators of the device share.
     #[must_use]
     pub fn clock(&self) -> &Timeline<CudaDriver> {
-        &self.0.clock
+        &self.shared.clock
     }
 
     /// Returns the context in which all calls are made.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
-        self.0.driver.context()
+        &self.context
     }
 
     /// Returns the ordinal of the device.
@@ -418,7 +433,7 @@ impl CudaDevice {
     /// Returns the bytes of memory that the device has.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
-        self.0.total_bytes
+        self.shared.total_bytes
     }
 }
 
@@ -443,7 +458,8 @@ pub struct BorrowedStream {
 }
 
 impl BorrowedStream {
-    /// Records the stream's last event. The owner may destroy the stream once this returns `Ok`.
+    /// Records the stream's last event, if nobody else has wrapped it. The owner may destroy the stream
+    /// once this has returned `Ok` to all that have.
     /// Does nothing for the legacy default stream, which does not end.
     ///
     /// See [`CudaDevice::wrap_stream`] for an example.
@@ -456,12 +472,11 @@ impl BorrowedStream {
         if !self.retires {
             return Ok(());
         }
-        match self.device.retire_one(&self.on) {
-            Ok(()) => {
-                self.retires = false;
-                Ok(())
-            }
-            Err(error) => Err((self, error)),
+        let retired = self.device.give_up(&self.on, true);
+        self.retires = false; // its part is given up, whatever the driver has said
+        match retired {
+            Ok(()) => Ok(()),
+            Err(error) => Err((self.again(), error)),
         }
     }
 
@@ -494,7 +509,24 @@ impl BorrowedStream {
     #[must_use]
     pub fn keep(mut self) -> PoolStream {
         self.retires = false;
+        let mut streams = self.device.shared.streams.lock();
+        let mut known = streams.values_mut();
+        if let Some(known) = known.find(|known| std::ptr::eq(known.on.raw(), self.on.raw())) {
+            known.borrowers = known.borrowers.saturating_sub(1);
+            known.stays.get_or_insert_with(|| Kept::new(Arc::clone(self.on.raw())));
+        }
         self.on.clone()
+    }
+
+    /// The same stream, borrowed once more.
+    fn again(mut self) -> Self {
+        let mut streams = self.device.shared.streams.lock();
+        let mut known = streams.values_mut();
+        let known = known.find(|known| std::ptr::eq(known.on.raw(), self.on.raw()));
+        let is_known = known.map(|known| known.borrowers += 1).is_some();
+        drop(streams);
+        self.retires = is_known;
+        self
     }
 }
 
@@ -502,9 +534,9 @@ impl Drop for BorrowedStream {
     fn drop(&mut self) {
         // In a forked child a thread that is not there may hold a lock. For the default stream of
         // another thread the host would wait for the whole context.
-        if self.retires && forked().is_none() && self.on.raw().is_reachable() {
+        if self.retires && forked().is_none() {
             // A refusal cannot be told.
-            let _ = self.device.retire_one(&self.on);
+            let _ = self.device.give_up(&self.on, self.on.raw().is_reachable());
         }
     }
 }

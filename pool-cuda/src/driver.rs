@@ -80,6 +80,12 @@ impl<T: OfContext> Kept<T> {
     }
 }
 
+impl<T: OfContext + Clone> Clone for Kept<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
 impl<T: OfContext> std::ops::Deref for Kept<T> {
     type Target = T;
     fn deref(&self) -> &T {
@@ -134,11 +140,19 @@ impl Driver {
         work: impl FnOnce() -> Result<T, DriverError>,
     ) -> Result<T, DeviceError> {
         let done = self.in_context(work)?.map_err(|e| self.refusal(name, e));
-        let unknown = self.unknown.load(Relaxed);
-        if unknown != 0 && done.is_ok() && unknown == number(name) {
-            self.unknown.store(0, Relaxed);
+        if done.is_ok() {
+            self.has_succeeded(name);
         }
         done
+    }
+
+    /// Forgets that this call was refused with `CUDA_ERROR_UNKNOWN`.
+    #[inline]
+    fn has_succeeded(&self, call: &str) {
+        let unknown = self.unknown.load(Relaxed);
+        if unknown != 0 && unknown == number(call) {
+            self.unknown.store(0, Relaxed);
+        }
     }
 
     /// Makes a call that names a context or an event of another device. If the driver says that a
@@ -171,6 +185,7 @@ impl Driver {
         // SAFETY: its `Arc` keeps the context alive.
         let set = unsafe { result::ctx::set_current(own) };
         set.map_err(|e| self.refusal("cuCtxSetCurrent", e))?;
+        self.has_succeeded("cuCtxSetCurrent");
         Ok(work())
     }
 
@@ -210,7 +225,7 @@ impl Driver {
     fn refusal(&self, call: &'static str, error: DriverError) -> DeviceError {
         let is_unknown = error.0 == CUresult::CUDA_ERROR_UNKNOWN;
         let mut error = refusal(call, error);
-        if is_unknown && self.unknown.swap(number(call), Relaxed) != 0 {
+        if is_unknown && self.unknown.swap(number(call), Relaxed) == number(call) {
             error.why = Why::Lost;
         }
         if error.why == Why::Lost {

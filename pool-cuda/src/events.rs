@@ -57,6 +57,11 @@ impl RawStream {
         ViewStream { stream: (*self.stream).clone(), thread: self.thread }
     }
 
+    /// Returns whether it is the default stream of a thread.
+    pub(crate) fn is_of_thread(&self) -> bool {
+        self.thread.is_some()
+    }
+
     /// Returns whether this thread can submit work to it.
     pub(crate) fn is_reachable(&self) -> bool {
         self.thread.is_none_or(|of| of == thread::current().id())

@@ -281,7 +281,10 @@ fn or_with_room<A: Vram>(
 ) -> Result<(), DeviceError> {
     match call() {
         Err(full) if full.why == Why::OutOfMemory => match pool.clear() {
-            Ok(bytes) if bytes > 0 => call(),
+            Ok(bytes) if bytes > 0 => {
+                pool.allocator().give_all_back()?;
+                call()
+            }
             _ => Err(full),
         },
         other => other,

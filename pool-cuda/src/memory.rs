@@ -9,9 +9,11 @@ use crate::pinned::CudaPinnedAllocator;
 use crate::sizes::{GRANULE, size};
 use crate::waiting::Waiting;
 use cudarc::driver::{result, sys};
+use parking_lot::Mutex;
 use pool_core::port::{MarkOf, Memory, PageCalls, Request, Sliceable, WholeBlocks};
-use pool_core::stream::Timeline;
-use pool_core::{BucketPool, DeviceAllocator, DeviceError, MIB, PoolBuilder, Why};
+use pool_core::stream::{Mark, Timeline};
+use pool_core::{BucketPool, DeviceAllocator, DeviceError, MIB, StreamClock, Why};
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -19,10 +21,11 @@ use std::sync::OnceLock;
 /// Bytes that device memory is aligned to (CUDA C Programming Guide, "Device Memory Accesses").
 const ALIGNMENT: u64 = 256;
 
-/// Bytes of idle page-locked memory that an allocator keeps for copies of each direction.
+/// Bytes of idle page-locked memory that an allocator keeps for copies from the device. Copies to it
+/// keep what they may have in flight, since a chunk that was evicted would be locked anew.
 const STAGING_KEPT: u64 = 64 * MIB;
 /// Bytes of page-locked memory that copies to the device may have in flight.
-const STAGING_LIMIT: u64 = 256 * MIB;
+const IN_FLIGHT: u64 = 256 * MIB;
 
 /// The driver calls of one kind of device memory. Its module is private: only this crate implements
 /// it.
@@ -73,6 +76,15 @@ pub trait Source: Send + Sync + Sized + 'static {
         Ok(())
     }
 
+    /// Gives the device what the driver keeps of freed memory.
+    ///
+    /// # Errors
+    ///
+    /// The driver's refusal.
+    fn give_all_back(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Returns the calls of virtual memory, for memory that has them.
     fn pages(_memory: &CudaMemory<Self>) -> Option<PageCalls<CudaMemory<Self>>> {
         None
@@ -100,30 +112,58 @@ pub struct CudaMemory<S: Source> {
     /// after the copies.
     for_writes: OnceLock<BucketPool<CudaPinnedAllocator>>,
     for_reads: OnceLock<BucketPool<CudaPinnedAllocator>>,
+    /// The copies to the device that are in flight, oldest first, by their bytes.
+    writes: Mutex<VecDeque<(u64, Mark)>>,
 }
 
 impl<S: Source> CudaMemory<S> {
     pub(crate) fn from(device: CudaDevice, source: S) -> Self {
         let (owner, waiting) = (Owner::new(), Waiting::default());
         let (for_writes, for_reads) = (OnceLock::new(), OnceLock::new());
-        Self { device, source, owner, waiting, for_writes, for_reads }
+        Self { device, source, owner, waiting, for_writes, for_reads, writes: Mutex::default() }
     }
 
-    /// Returns the page-locked memory for copies to the device. It is bounded, so a copy may wait for
-    /// the copies before it.
+    /// Returns the page-locked memory for copies to the device.
     pub(crate) fn for_writes(&self) -> &BucketPool<CudaPinnedAllocator> {
-        self.for_writes.get_or_init(|| self.staging().reserved_limit(STAGING_LIMIT).build())
+        self.for_writes.get_or_init(|| self.staging(IN_FLIGHT))
+    }
+
+    /// Waits for the oldest copies to the device until `bytes` more may be in flight.
+    pub(crate) fn before_write(&self, bytes: u64) -> Result<(), DeviceError> {
+        loop {
+            let oldest = {
+                let mut writes = self.writes.lock();
+                let is_done = |(_, mark): &mut (u64, Mark)| self.clock().is_seen_done(*mark);
+                while writes.pop_front_if(is_done).is_some() {}
+                let in_flight: u64 = writes.iter().map(|(bytes, _)| bytes).sum();
+                if in_flight + bytes <= IN_FLIGHT {
+                    return Ok(());
+                }
+                writes.pop_front()
+            };
+            let Some((_, mark)) = oldest else { return Ok(()) }; // a chunk is smaller than the bound
+            match self.clock().synchronize(mark) {
+                // A capture of its stream has begun since: the copy cannot be waited for.
+                Err(error) if error.why != Why::NotSubmitted => return Err(error),
+                _ => {}
+            }
+        }
+    }
+
+    /// Notes a copy to the device.
+    pub(crate) fn after_write(&self, bytes: u64, mark: Mark) {
+        self.writes.lock().push_back((bytes, mark));
     }
 
     /// Returns the page-locked memory for copies from the device, which the program has until it has
     /// taken the bytes.
     pub(crate) fn for_reads(&self) -> &BucketPool<CudaPinnedAllocator> {
-        self.for_reads.get_or_init(|| self.staging().build())
+        self.for_reads.get_or_init(|| self.staging(STAGING_KEPT))
     }
 
-    fn staging(&self) -> PoolBuilder<CudaPinnedAllocator> {
+    fn staging(&self, kept: u64) -> BucketPool<CudaPinnedAllocator> {
         let memory = CudaPinnedAllocator::on(self.device.clone());
-        BucketPool::builder(memory).cached_limit(STAGING_KEPT)
+        BucketPool::builder(memory).cached_limit(kept).build()
     }
 
     pub(crate) fn source(&self) -> &S {

@@ -257,6 +257,10 @@ impl StreamOrdered {
 }
 
 impl Source for StreamOrdered {
+    fn give_all_back(&self) -> Result<(), DeviceError> {
+        self.trim(0)
+    }
+
     const MEMORY: Memory = Memory { allocating: Allocating::InOrder, ..Memory::DEVICE };
 
     fn take(

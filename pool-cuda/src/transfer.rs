@@ -136,6 +136,7 @@ impl<S: Source> TransferLater for CudaMemory<S> {
     ) -> Result<(), DeviceError> {
         self.takes_copies(on)?;
         for (at, chunk) in (offset..).step_by(CHUNK).zip(from.chunks(CHUNK)) {
+            self.before_write(chunk.len() as u64)?;
             let mut staged = stage(self.for_writes(), chunk.len(), on)?;
             staged.bytes_mut()?.copy_from_slice(chunk);
             let used = staged.read_on(on)?;
@@ -144,6 +145,7 @@ impl<S: Source> TransferLater for CudaMemory<S> {
             // SAFETY: inside of the view, as the caller promises. The staged buffer serves again
             // once the copy is done, since it is used on the copy's stream.
             unsafe { self.copy_in(to, at, bytes, on) }?;
+            self.after_write(chunk.len() as u64, self.clock().mark(on));
         }
         Ok(())
     }
@@ -172,7 +174,12 @@ impl<S: Source> TransferLater for CudaMemory<S> {
             }
             chunks.push(staged);
         }
-        Ok(CudaArrival { chunks, mark: self.clock().mark(on), device: self.device().clone() })
+        let mark = self.clock().mark(on);
+        if on.raw().is_of_thread() {
+            // Another thread can ask after the bytes, and cannot record this event.
+            self.clock().is_done(mark)?;
+        }
+        Ok(CudaArrival { chunks, mark, device: self.device().clone() })
     }
 }
 

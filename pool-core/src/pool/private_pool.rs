@@ -138,6 +138,7 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         if !clock.takes_work(on) {
             return Err(DeviceError::new(Why::NotSubmitted, "launch a graph in a capture"));
         }
+        clock.takes_memory(on)?; // nor in a capture of another library
         let _watch = self.pool.store().watch();
         let launching = privates.launching(self.id);
         let _launching = launching.lock();

@@ -142,18 +142,22 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
     pub fn make_room(&self, bytes: u64) -> Result<u64, AllocError> {
-        let mut given_back = 0;
-        loop {
+        // What other threads free meanwhile is theirs to reuse.
+        let (most, mut given_back) = (self.stats().cached_bytes, 0);
+        while given_back < most {
             let missing = match self.device_free_bytes() {
                 Some(free) => bytes.saturating_sub(free),
                 None => bytes.saturating_sub(given_back),
             };
-            let given = if missing > 0 { self.trim(missing)? } else { 0 };
-            if given == 0 {
-                return Ok(given_back);
+            let given = if missing > 0 { self.trim(missing) } else { Ok(0) };
+            match given {
+                Ok(0) => break,
+                Ok(given) => given_back += given,
+                Err(refused) if given_back == 0 => return Err(refused),
+                Err(_) => break,
             }
-            given_back += given;
         }
+        Ok(given_back)
     }
 
     /// Gives back all cached blocks, after waiting for the device to finish with them. Returns the

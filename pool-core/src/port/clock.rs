@@ -115,8 +115,9 @@ pub trait StreamClock: Send + Sync + 'static {
     /// may be ordered by then, which does no harm.
     fn order(&self, on: &Self::Stream, after: &[Self::Mark]) -> Result<Order, DeviceError>;
 
-    /// Refuses a request on `on` that the device would serve, where the stream is in a capture that
-    /// the clock does not know: the graph would keep the memory's address beyond the buffer's life.
+    /// Refuses a request on `on` that the device would serve, or a launch, where the stream is in a
+    /// capture that the clock does not know: its graph would keep the memory's address beyond the
+    /// buffer's life.
     ///
     /// # Errors
     ///

@@ -86,7 +86,13 @@ fn request(bytes: u64, stream: u64) -> RangeRequest<u8> {
 }
 
 fn requester(on: &u64) -> Requester<'_, Apart> {
-    Requester { clock: &Apart, on, steal: StealPolicy::Never, cpu_touches: false }
+    Requester {
+        clock: &Apart,
+        on,
+        steal: StealPolicy::Never,
+        cpu_touches: false,
+        host_waits: false,
+    }
 }
 
 /// A live block: its range and its stream.
@@ -425,8 +431,13 @@ fn streams_of_one_number_are_not_ordered_after_each_other() {
     let (clock, mut ranges) = (Streams::<true>, Ranges::new(ArenaConfig::torch(), Backing::Block));
     let whole = ranges.add_segment(ONE, 2 * MIB);
     ranges.release(&clock, whole, Pending::Nothing, 0);
-    let requester =
-        |on| Requester { clock: &clock, on, steal: StealPolicy::Never, cpu_touches: false };
+    let requester = |on| Requester {
+        clock: &clock,
+        on,
+        steal: StealPolicy::Never,
+        cpu_touches: false,
+        host_waits: false,
+    };
     let first = ranges.lend(&request(512, 0), &requester(&5)).unwrap();
     let second = ranges.lend(&request(512, 0), &requester(&6)).unwrap();
     ranges.free(&clock, second, Pending::One((6, 1)), (false, 0));
@@ -443,8 +454,13 @@ fn a_free_segment_behind_unsubmitted_work_stays_in_parts() {
     let (clock, mut ranges) = (Streams::<true>, Ranges::new(ArenaConfig::torch(), Backing::Block));
     let whole = ranges.add_segment(ONE, 1024);
     ranges.release(&clock, whole, Pending::Nothing, 0);
-    let requester =
-        Requester { clock: &clock, on: &5, steal: StealPolicy::Never, cpu_touches: false };
+    let requester = Requester {
+        clock: &clock,
+        on: &5,
+        steal: StealPolicy::Never,
+        cpu_touches: false,
+        host_waits: false,
+    };
     let ids = [(); 2].map(|()| ranges.lend(&request(512, 0), &requester).unwrap());
     ranges.free(&clock, ids[0], Pending::One((5, 1)), (false, 0));
     ranges.free(&clock, ids[1], Pending::One((6, 1)), (false, 0));
@@ -457,8 +473,13 @@ fn neighbours_beyond_the_first_portion_are_not_forgotten() {
     let (clock, mut ranges) = (Streams::<true>, Ranges::new(ArenaConfig::torch(), Backing::Block));
     let whole = ranges.add_segment(ONE, 300 * 512);
     ranges.release(&clock, whole, Pending::Nothing, 0);
-    let requester =
-        Requester { clock: &clock, on: &5, steal: StealPolicy::Never, cpu_touches: false };
+    let requester = Requester {
+        clock: &clock,
+        on: &5,
+        steal: StealPolicy::Never,
+        cpu_touches: false,
+        host_waits: false,
+    };
     let mut ids: Vec<u32> =
         (0..300).map(|_| ranges.lend(&request(512, 0), &requester).unwrap()).collect();
     ids.sort_unstable();

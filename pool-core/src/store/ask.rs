@@ -63,7 +63,8 @@ impl<A: DeviceAllocator> Asked<'_, A> {
 
 impl<A: DeviceAllocator> Store<A> {
     /// Serves a request with memory that is not ready, without blocking the host: first what a query
-    /// finds done, then what is behind an event that exists, then behind one that is recorded now.
+    /// finds done, then what is behind an event that exists, then behind one that is recorded now. Once
+    /// memory is short, also with what only a wait of the host makes ready.
     ///
     /// # Errors
     ///
@@ -92,6 +93,14 @@ impl<A: DeviceAllocator> Store<A> {
         for steal in steps.into_iter().filter(|step| *step <= requester.steal).filter(last) {
             let step = Requester { steal, ..requester };
             match self.ask(request, &step, (effort, STREAMS), |mark| step.make_ready(mark)) {
+                Ok(None) => {}
+                Ok(found) => return Ok(found),
+                Err(error) => refusal = refusal.or(Some(error)),
+            }
+        }
+        if effort == Effort::All && requester.steal == StealPolicy::Wait {
+            let last = Requester { host_waits: true, ..requester };
+            match self.ask(request, &last, (effort, STREAMS), |mark| last.make_ready(mark)) {
                 Ok(None) => {}
                 Ok(found) => return Ok(found),
                 Err(error) => refusal = refusal.or(Some(error)),

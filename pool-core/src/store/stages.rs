@@ -143,7 +143,6 @@ impl<A: DeviceAllocator> Store<A> {
             Err(error) => error,
         };
         // What another thread has freed meanwhile would be the first to go.
-        progress.effort = Effort::All;
         if short.is_out_of_memory()
             && self.could_hold(request.class.bytes)
             && let Some(grant) = self.found(request, &mut progress)
@@ -173,6 +172,7 @@ impl<A: DeviceAllocator> Store<A> {
             progress.in_vain = if was_in_vain { progress.in_vain + 1 } else { 0 };
             progress.given_back += given_back;
             self.calls.lock().num_alloc_retries += 1;
+            progress.effort = Effort::All;
             progress.returned = Some(returned);
             short = match self.search_then_device(request, &mut progress) {
                 Ok(grant) => return Ok(grant),

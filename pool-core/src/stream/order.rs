@@ -39,7 +39,7 @@ impl StealPolicy {
         }
         let free = || clock.is_ordered(on, mark) || clock.is_retired(mark);
         match self {
-            Self::Wait => clock.can_order(mark),
+            Self::Wait => true,
             Self::Ordered => clock.has_event(mark) || free(),
             Self::Never => free(),
         }
@@ -54,6 +54,9 @@ pub(crate) struct Requester<'r, C: StreamClock> {
     /// True if the CPU can access the memory. Then a query must have seen all marks of a block
     /// done, also those on the request's own stream.
     pub(crate) cpu_touches: bool,
+    /// True if the host may wait, because nothing else is left: for a stream that only another thread
+    /// can record an event on.
+    pub(crate) host_waits: bool,
 }
 
 impl<C: StreamClock> Clone for Requester<'_, C> {
@@ -87,7 +90,8 @@ impl<C: StreamClock> Requester<'_, C> {
 
     /// Returns whether the taker may query or wait for `mark`. Makes no device call.
     pub(crate) fn may_query(&self, mark: C::Mark) -> bool {
-        self.cpu_touches || self.steal.allows(self.clock, self.on, mark)
+        let may = self.cpu_touches || self.steal.allows(self.clock, self.on, mark);
+        may && (self.host_waits || self.clock.can_order(mark))
     }
 
     /// Returns whether memory behind `mark` is ready, and queries the device if needed. Does not
@@ -100,6 +104,9 @@ impl<C: StreamClock> Requester<'_, C> {
     /// Makes memory behind `mark` ready, if that is possible without blocking the host.
     pub(crate) fn make_ready(&self, mark: C::Mark) -> Result<Order, DeviceError> {
         match self.cpu_touches {
+            true if self.host_waits && !self.clock.can_order(mark) => {
+                self.clock.synchronize(mark).map(|()| Order::Ordered)
+            }
             true if self.clock.is_done(mark)? => Ok(Order::Ordered),
             true => Ok(Order::NotYet),
             false => self.clock.order(self.on, &[mark]),

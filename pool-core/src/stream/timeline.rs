@@ -349,9 +349,9 @@ impl<D: EventDriver> Timeline<D> {
         slots.remove(&slot.id);
         for other in slots.values() {
             let known = &mut *other.known.lock();
-            known.clock.remove(&slot.id);
+            known.clock.remove(slot.id);
             if let Some(captured) = &mut known.captured {
-                captured.clock.remove(&slot.id);
+                captured.clock.remove(slot.id);
             }
         }
     }
@@ -391,8 +391,8 @@ impl<D: EventDriver> Timeline<D> {
         // Held until the end of this function. If a stream was forgotten meanwhile, its id would
         // stay in the vector clock for ever.
         let slots = self.slots.read();
-        let known = event_clock.iter().map(|(stream, epoch)| (*stream, *epoch));
-        let known = known.chain([(stream, epoch)]).filter(|(id, _)| slots.contains_key(id));
+        let known =
+            event_clock.iter().chain([(stream, epoch)]).filter(|(id, _)| slots.contains_key(id));
         on.known.lock().note_after(known);
     }
 }

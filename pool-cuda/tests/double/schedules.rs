@@ -172,7 +172,7 @@ fn adopted<A: Vram>(
     let Some(input) = live.get(dice.random_range(0..4)) else { return };
     begin(on);
     // SAFETY: the input outlives the graph.
-    let adopted = unsafe { CudaCapture::adopt(pool, on) }.unwrap();
+    let mut adopted = unsafe { CudaCapture::adopt(pool, on) }.unwrap();
     let result = pool.allocate_on(on, KIB).unwrap();
     kernel(&result, on);
     kernel(&pool.allocate_on(on, 2 * KIB).unwrap(), on);

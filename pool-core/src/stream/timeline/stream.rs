@@ -3,7 +3,7 @@
 use crate::stream::timeline::{EventDriver, Mark};
 use crate::sys::atomic::{AtomicBool, AtomicU64, Ordering::Acquire};
 use crate::sys::{Mutex, RwLock};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
@@ -32,8 +32,40 @@ pub(super) struct Slot<D: EventDriver> {
     pub(super) known: Mutex<SyncState<D::Event>>,
 }
 
-/// For each stream, the epoch below which all its marks are covered.
-pub(super) type VectorClock = HashMap<u32, u64>;
+/// For each stream, the epoch below which all its marks are covered; in the order of the streams. A
+/// device has few streams at once, and each event copies this.
+#[derive(Clone, Default)]
+pub(super) struct VectorClock(Vec<(u32, u64)>);
+
+impl VectorClock {
+    fn at(&self, stream: u32) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&stream, |(known, _)| *known)
+    }
+
+    /// Returns the epoch of a stream.
+    fn get(&self, stream: u32) -> Option<u64> {
+        self.at(stream).ok().map(|at| self.0[at].1)
+    }
+
+    /// Raises the epoch of a stream.
+    fn raise(&mut self, stream: u32, epoch: u64) {
+        match self.at(stream) {
+            Ok(at) => self.0[at].1 = epoch.max(self.0[at].1),
+            Err(at) => self.0.insert(at, (stream, epoch)),
+        }
+    }
+
+    /// Forgets a stream.
+    pub(super) fn remove(&mut self, stream: u32) {
+        if let Ok(at) = self.at(stream) {
+            self.0.remove(at);
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, u64)> {
+        self.0.iter().copied()
+    }
+}
 
 pub(super) struct SyncState<E> {
     /// The latest events, oldest first. Those that are seen done are dropped.
@@ -57,8 +89,7 @@ impl<E> SyncState<E> {
     /// Notes that the stream is now after the marks of these streams below these epochs.
     pub(super) fn note_after(&mut self, known: impl Iterator<Item = (u32, u64)>) {
         for (stream, epoch) in known {
-            let known = self.clock.entry(stream).or_default();
-            *known = epoch.max(*known);
+            self.clock.raise(stream, epoch);
         }
     }
 
@@ -83,7 +114,7 @@ pub(super) struct Recorded<E> {
 
 impl<D: EventDriver> Slot<D> {
     pub(super) fn new(timeline: u32, id: u32, raw: D::Raw) -> Self {
-        let (events, clock) = (VecDeque::new(), HashMap::new());
+        let (events, clock) = (VecDeque::new(), VectorClock::default());
         Self {
             timeline,
             id,
@@ -120,7 +151,7 @@ impl<D: EventDriver> Slot<D> {
 
     #[cold]
     fn is_after_another(&self, mark: Mark) -> bool {
-        self.known.lock().clock.get(&mark.stream).is_some_and(|epoch| *epoch > mark.epoch)
+        self.known.lock().clock.get(mark.stream).is_some_and(|epoch| epoch > mark.epoch)
     }
 }
 
