@@ -5,5 +5,6 @@ mod conformance;
 mod dumps;
 mod ecosystem;
 mod guards;
+mod producer;
 mod refusals;
 mod scripts;

@@ -1,0 +1,69 @@
+//! One thread allocates and another frees, without a cached limit: what the pool holds stays.
+//!
+//! ```console
+//! $ BUCKETPOOL_BLOCKS=50000000 \
+//!     cargo test --release -p pool-host --test pools -- producer:: --nocapture
+//! ```
+//!
+//! passes that many blocks for each policy.
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a long run says what it did")]
+
+use pool_core::limits::CachedLimit;
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, PoolBuilder, PooledBuffer};
+use pool_host::HostAllocator;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::sync::mpsc::sync_channel;
+use std::thread;
+
+/// Blocks that are passed in a run of the tests.
+const BLOCKS: u64 = if cfg!(miri) { 400 } else { 400_000 };
+/// Blocks that are on their way between the threads at most.
+const ON_THE_WAY: usize = 1000;
+/// Sizes of blocks, in steps of 64 bytes.
+const SIZES: u64 = 200;
+
+/// Passes blocks, and returns the reserved bytes after a 50th, a half and all of them.
+fn pass(builder: PoolBuilder<HostAllocator>, blocks: u64) -> [u64; 3] {
+    let pool = builder.cached_limit(CachedLimit::Unlimited).build();
+    let (to, from) = sync_channel::<PooledBuffer<HostAllocator>>(ON_THE_WAY);
+    let mut random = StdRng::seed_from_u64(7);
+    thread::scope(|scope| {
+        scope.spawn(|| from.into_iter().for_each(drop));
+        let mut passed = 0;
+        let reserved = [blocks / 50, blocks / 2, blocks].map(|until| {
+            while passed < until {
+                let bytes = random.random_range(1..=SIZES) * 64;
+                to.send(pool.allocate(bytes).unwrap()).unwrap();
+                passed += 1;
+            }
+            pool.reserved_bytes()
+        });
+        drop(to);
+        reserved
+    })
+}
+
+#[test]
+fn what_a_producer_and_a_consumer_hold_does_not_grow() {
+    let blocks = std::env::var("BUCKETPOOL_BLOCKS").map_or(BLOCKS, |text| text.parse().unwrap());
+    let builder = || BucketPool::builder(HostAllocator::new());
+    let subjects = [
+        ("pow2", builder().policy(BucketPolicy::PowerOfTwo)),
+        ("exact", builder().policy(BucketPolicy::Exact)),
+        ("fit", builder().policy(BucketPolicy::Fit { alpha: 2.0 })),
+        ("arena", builder().arena(ArenaConfig::grow())),
+    ];
+    for (name, builder) in subjects {
+        let [first, half, end] = pass(builder, blocks);
+        println!(
+            "{name}: {blocks} blocks; {} KiB reserved after a 50th, {} after a half, {} after all",
+            first / KIB,
+            half / KIB,
+            end / KIB
+        );
+        // A short run still fills the shards in its first half.
+        let most = if blocks > BLOCKS { first + first / 2 } else { half + half / 2 };
+        assert!(end <= most, "{name}: {half} bytes after a half, {end} after all");
+    }
+}
