@@ -11,6 +11,7 @@ use pool_core::port::Order;
 use pool_core::{DeviceError, StreamClock, Why};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use wgpu::{CommandEncoder, PollType};
 
 /// A stream of a wgpu device: a scope, or the queue.
@@ -110,6 +111,10 @@ impl Scopes {
     }
 }
 
+/// How long a use waits for the word of a submission that another thread's poll has taken: longer than
+/// that thread may be without a processor. Only a use of a buffer whose frame is not submitted waits in vain.
+const NEWS: Duration = Duration::from_millis(100);
+
 impl StreamClock for Scopes {
     type Stream = WgpuStream;
     type Mark = u64;
@@ -174,6 +179,11 @@ impl StreamClock for Scopes {
     fn is_submitted(&self, after: u64) -> bool {
         let (scope, step) = step_of(after);
         scope == QUEUE || self.0.open.is_submitted(scope, step)
+    }
+    /// Another thread's poll may have taken the word of a submission from wgpu and not passed it on yet.
+    fn await_submission(&self, after: &[u64]) -> bool {
+        // A browser has one thread.
+        !cfg!(target_family = "wasm") && self.0.open.await_submission(after, NEWS)
     }
     /// wgpu tells of the whole queue only, so nothing is remembered.
     fn is_seen_done(&self, _after: u64) -> bool {

@@ -2,11 +2,12 @@
 //! whether its buffers may be in an encoder that the pool does not own.
 
 use crate::shared::{Shared, ToZero};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::atomic::{
     AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
+use std::time::{Duration, Instant};
 
 /// The scope that is always there: the queue's own writes, ahead of the next submission.
 pub(crate) const QUEUE: u64 = 0;
@@ -30,6 +31,8 @@ pub(crate) struct OpenScopes {
     /// usual, a request takes no lock to ask.
     elsewhere: AtomicUsize,
     scopes: Mutex<BTreeMap<u64, OpenScope>>,
+    /// Told when a scope is closed.
+    closed: Condvar,
 }
 
 /// The state of a scope until it is submitted.
@@ -107,6 +110,7 @@ impl OpenScopes {
         let oldest = oldest.unwrap_or(self.last.load(Relaxed) + 1);
         // A thread that sees this has seen the submission, too.
         self.closed_below.store(oldest, Release);
+        self.closed.notify_all();
         Some(closed)
     }
 
@@ -230,6 +234,28 @@ impl OpenScopes {
 
     pub(crate) fn is_submitted(&self, scope: u64, step: u64) -> bool {
         self.is_old(scope) || self.scopes.lock().get(&scope).is_none_or(|open| step < open.flushed)
+    }
+
+    /// Waits until the scopes of these marks are submitted, for so long at most, if each that is not was
+    /// handed over to the program. Returns whether they are.
+    pub(crate) fn await_submission(&self, marks: &[u64], most: Duration) -> bool {
+        let end = Instant::now() + most;
+        let mut scopes = self.scopes.lock();
+        let mut has_time = true;
+        loop {
+            let open = |mark: &u64| {
+                let (scope, step) = step_of(*mark);
+                scopes.get(&scope).filter(|open| scope != QUEUE && step >= open.flushed)
+            };
+            let mut left = marks.iter().filter_map(open).peekable();
+            if left.peek().is_none() {
+                return true;
+            }
+            if !has_time || !left.all(|open| open.yielded) {
+                return false;
+            }
+            has_time = !self.closed.wait_until(&mut scopes, end).timed_out();
+        }
     }
 
     /// The mark of the present step.

@@ -8,6 +8,7 @@ use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, Why, ZeroPolicy
 use pool_wgpu::{ReadWrite, Uniform, Unpooled, Usage, WgpuAllocator, WgpuSlabs};
 use present::{devices, of_the_queue, uncleared};
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use wgpu::{BufferUsages, PollType};
@@ -445,5 +446,35 @@ fn a_use_in_an_open_scope_stays_among_the_marks() {
         drop(open);
         drop(pool.allocate_on(&other.stream(), KIB).unwrap());
         assert_eq!(pool.stats().hits, 1);
+    }
+}
+
+/// A thread that polls takes the word of a submission from wgpu, and passes it on a little later: a
+/// buffer of the frame before is not refused meanwhile.
+#[test]
+fn a_buffer_is_lent_beside_threads_that_poll() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let mesh = pool.allocate_on(pool.default_stream(), 256).unwrap();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    while !is_over.load(Relaxed) {
+                        let _ = device.device().poll(PollType::Poll);
+                    }
+                });
+            }
+            let refused = (0..2000).find_map(|frame| {
+                let scope = device.scope();
+                let lent = scope.lend(&mesh).map(drop).err();
+                let mut encoder = device.device().create_command_encoder(&Default::default());
+                let prologue = scope.prologue(&mut encoder).unwrap();
+                device.queue().submit([prologue, encoder.finish()]);
+                lent.map(|refused| (frame, refused))
+            });
+            is_over.store(true, Relaxed);
+            assert_eq!(refused, None, "the frame before was submitted");
+        });
     }
 }

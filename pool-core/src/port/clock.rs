@@ -133,6 +133,13 @@ pub trait StreamClock: Send + Sync + 'static {
         true
     }
 
+    /// Waits a moment for another thread that is about to learn that the work before `after` has
+    /// reached the device, and returns whether it has. A use asks where its stream could not be ordered.
+    #[inline]
+    fn await_submission(&self, _after: &[Self::Mark]) -> bool {
+        false
+    }
+
     /// Returns whether an earlier query has seen `after` done. Makes no device call.
     fn is_seen_done(&self, after: Self::Mark) -> bool;
 
