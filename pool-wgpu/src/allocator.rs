@@ -148,6 +148,37 @@ impl WgpuAllocator {
         self.shared().take_faults()
     }
 
+    /// Calls `told` for each fault of which [`WgpuAllocator::faults`] tells, but the callback that was
+    /// replaced: in the call that notices it, at the latest in that of the next prologue. A second
+    /// closure takes the place of the first.
+    ///
+    /// `told` runs under whatever locks the program holds in its calls of the pool, so it takes none of
+    /// them: it logs, or sends.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// let allocator = WgpuAllocator::new(device, queue);
+    /// allocator.on_fault(|fault| eprintln!("a frame went wrong: {fault}"));
+    /// assert_eq!(allocator.fault_count(), 0);
+    /// # }
+    /// ```
+    pub fn on_fault(&self, told: impl Fn(DeviceError) + Send + Sync + 'static) {
+        self.shared().on_fault(Arc::new(told));
+    }
+
+    /// The number of faults of which [`WgpuAllocator::faults`] and [`WgpuAllocator::on_fault`] tell,
+    /// since the allocator was made; also of those that came when 64 were untaken.
+    #[must_use]
+    pub fn fault_count(&self) -> u64 {
+        self.clock.receipts().look();
+        self.shared().fault_count()
+    }
+
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Device {

@@ -30,7 +30,20 @@ pub(crate) struct Shared {
     lost: Arc<AtomicBool>,
     /// The device's one callback for its loss is another's by now.
     replaced: Arc<AtomicBool>,
-    faults: Mutex<Vec<DeviceError>>,
+    faults: Mutex<Faults>,
+}
+
+/// What the program calls for each fault.
+pub(crate) type OnFault = Arc<dyn Fn(DeviceError) + Send + Sync>;
+
+/// The faults of the program that no call could return.
+#[derive(Default)]
+struct Faults {
+    /// Those that nobody has taken, oldest first.
+    untaken: Vec<DeviceError>,
+    /// How many there were.
+    count: u64,
+    told: Option<OnFault>,
 }
 
 /// A range that must read as zeroes before its scope's commands run.
@@ -98,15 +111,30 @@ impl Shared {
 
     /// Remembers a fault of the program that no call can return.
     pub(crate) fn note(&self, fault: DeviceError) {
-        let mut faults = self.faults.lock();
-        if faults.len() < MOST_FAULTS {
-            faults.push(fault);
+        let told = {
+            let mut faults = self.faults.lock();
+            faults.count += 1;
+            if faults.untaken.len() < MOST_FAULTS {
+                faults.untaken.push(fault.clone());
+            }
+            faults.told.clone()
+        };
+        if let Some(told) = told {
+            told(fault);
         }
+    }
+
+    pub(crate) fn on_fault(&self, told: OnFault) {
+        self.faults.lock().told = Some(told);
+    }
+
+    pub(crate) fn fault_count(&self) -> u64 {
+        self.faults.lock().count
     }
 
     /// The faults since the last call.
     pub(crate) fn take_faults(&self) -> Vec<DeviceError> {
-        let mut faults = std::mem::take(&mut *self.faults.lock());
+        let mut faults = std::mem::take(&mut self.faults.lock().untaken);
         if self.replaced.swap(false, Relaxed) {
             let call = "the device-lost callback was replaced: call `mark_lost` from the new one";
             faults.push(DeviceError::new(Why::Other, call));

@@ -8,6 +8,8 @@ use pool_core::{
 };
 use pool_wgpu::{Scope, Unpooled, WgpuAllocator};
 use present::{devices, of_the_queue, uncleared};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages, CommandEncoder, PollType};
 
 /// The program's own encoder.
@@ -209,6 +211,28 @@ fn a_prologue_that_is_left_out_is_told() {
         assert_eq!((faults[0].why, faults[0].call), (Why::NotSubmitted, call));
         assert!(device.faults().is_empty(), "told once");
         drop(prologue);
+    }
+}
+
+#[test]
+fn each_fault_is_counted_and_told_once() {
+    for device in devices() {
+        let told = Arc::new(AtomicU64::new(0));
+        let counted = told.clone();
+        device.on_fault(move |fault| {
+            assert_eq!(fault.why, Why::NotSubmitted);
+            counted.fetch_add(1, Relaxed);
+        });
+        for frame in 1..=70_u64 {
+            let pool = BucketPool::new(device.clone());
+            let (scope, _buffer) = unzeroed(&device, &pool);
+            let mut own = encoder(&device);
+            drop(scope.prologue(&mut own).unwrap());
+            device.queue().submit([own.finish()]);
+            device.device().poll(PollType::wait_indefinitely()).unwrap();
+            assert_eq!((device.fault_count(), told.load(Relaxed)), (frame, frame));
+        }
+        assert_eq!((device.faults().len(), device.fault_count()), (64, 70));
     }
 }
 
