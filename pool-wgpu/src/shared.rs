@@ -115,7 +115,7 @@ impl Shared {
             let mut faults = self.faults.lock();
             faults.count += 1;
             if faults.untaken.len() < MOST_FAULTS {
-                faults.untaken.push(fault.clone());
+                faults.untaken.push(fault);
             }
             faults.told.clone()
         };

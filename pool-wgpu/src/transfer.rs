@@ -20,24 +20,6 @@ pub struct WgpuArrival {
     skipped: usize,
 }
 
-/// Writes by the queue, ahead of what is submitted next.
-fn put(to: &WgpuView<'_>, offset: u64, from: &[u8]) -> Result<(), DeviceError> {
-    if (from.len() as u64).is_multiple_of(WORD) {
-        return to.write(offset, from);
-    }
-    let end = offset + from.len() as u64;
-    if end != to.size() {
-        let call = "write a part of a word, other than at the end of a buffer";
-        return Err(
-            DeviceError::new(Why::Unaligned, call).code(i64::try_from(end).unwrap_or(i64::MAX))
-        );
-    }
-    // The bytes up to the next word are the rounding tail.
-    let mut words = from.to_vec();
-    words.resize(from.len().next_multiple_of(4), 0);
-    to.write(offset, &words)
-}
-
 impl WgpuAllocator {
     /// Copies back, by a scope that is submitted at once.
     fn get(
@@ -72,7 +54,7 @@ impl Transfer for WgpuAllocator {
         from: &[u8],
         _on: &WgpuStream,
     ) -> Result<(), DeviceError> {
-        put(to, offset, from)
+        to.write(offset, from)
     }
 
     /// Reads on the queue's own stream only, by its own submission; not in a browser.
@@ -99,7 +81,7 @@ impl TransferLater for WgpuAllocator {
         from: &[u8],
         _on: &WgpuStream,
     ) -> Result<(), DeviceError> {
-        put(to, offset, from)
+        to.write(offset, from)
     }
 
     unsafe fn read_later(
@@ -121,7 +103,7 @@ impl<R: Role> Transfer for WgpuSlabs<R> {
         from: &[u8],
         _on: &WgpuStream,
     ) -> Result<(), DeviceError> {
-        put(to.view(), offset, from)
+        to.view().write(offset, from)
     }
 
     unsafe fn read(

@@ -254,8 +254,9 @@ impl<'b> WgpuView<'b> {
     ///
     /// [`Why::Unsupported`] for a view of a scope, whose own commands may come before
     /// ([`Scope::upload`](crate::Scope::upload) writes in their order), [`Why::Unaligned`] where
-    /// offset or length is no multiple of 4 bytes, [`Why::OutOfRange`] where the view is too short,
-    /// and [`Why::Lost`] if the device is lost.
+    /// offset or length is no multiple of 4 bytes, unless the data ends with the view: zeroes fill the
+    /// last word then; [`Why::OutOfRange`] where the view is too short, and [`Why::Lost`] if the device
+    /// is lost.
     ///
     /// # Examples
     ///
@@ -282,8 +283,15 @@ impl<'b> WgpuView<'b> {
             return Err(DeviceError::new(Why::Unsupported, call));
         }
         let place = sealed::Part::place(self);
-        let (at, _) = place.range(BufferUsages::COPY_DST, offset, data.len() as u64, "write")?;
-        shared.queue.write_buffer(self.buffer, at, data);
+        let words = place.in_words(offset, data.len() as u64)?;
+        let (at, _) = place.range(BufferUsages::COPY_DST, offset, words, "write")?;
+        if words == data.len() as u64 {
+            shared.queue.write_buffer(self.buffer, at, data);
+        } else {
+            let mut padded = data.to_vec();
+            padded.resize(data.len().next_multiple_of(WORD), 0);
+            shared.queue.write_buffer(self.buffer, at, &padded);
+        }
         Ok(())
     }
 
@@ -302,7 +310,21 @@ impl<'b> WgpuView<'b> {
     }
 }
 
+/// The bytes of a word, as lengths in the program's memory.
+const WORD: usize = 4;
+
 impl Place<'_> {
+    /// The length of a copy of so many bytes: whole words. The last one may be filled up where the bytes
+    /// end with the view, whose rounding tail it is.
+    pub(crate) fn in_words(&self, offset: u64, bytes: u64) -> Result<u64, DeviceError> {
+        let end = offset.saturating_add(bytes);
+        if bytes.is_multiple_of(COPY_BUFFER_ALIGNMENT) || end == self.bytes {
+            return Ok(bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT));
+        }
+        let call = "write a part of a word, other than at the end of a buffer";
+        Err(DeviceError::new(Why::Unaligned, call).code(value_of(end)))
+    }
+
     /// Where a copy of these bytes begins and ends in the buffer. wgpu would refuse the whole
     /// submission for one that does not fit.
     pub(crate) fn range(

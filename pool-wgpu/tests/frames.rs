@@ -11,7 +11,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 use std::thread;
-use wgpu::{BufferUsages, PollType};
+use wgpu::{BufferUsages, CommandEncoderDescriptor, PollType};
 
 #[test]
 fn clears_go_with_the_frame_and_ahead_of_its_work() {
@@ -457,18 +457,19 @@ fn a_buffer_is_lent_beside_threads_that_poll() {
         let pool = BucketPool::new(device.clone());
         let mesh = pool.allocate_on(pool.default_stream(), 256).unwrap();
         let is_over = AtomicBool::new(false);
-        thread::scope(|threads| {
-            for _ in 0..2 {
-                threads.spawn(|| {
-                    while !is_over.load(Relaxed) {
-                        let _ = device.device().poll(PollType::Poll);
-                    }
-                });
+        let poll = || {
+            while !is_over.load(Relaxed) {
+                let _ = device.device().poll(PollType::Poll);
             }
+        };
+        thread::scope(|threads| {
+            threads.spawn(poll);
+            threads.spawn(poll);
             let refused = (0..2000).find_map(|frame| {
                 let scope = device.scope();
                 let lent = scope.lend(&mesh).map(drop).err();
-                let mut encoder = device.device().create_command_encoder(&Default::default());
+                let mut encoder =
+                    device.device().create_command_encoder(&CommandEncoderDescriptor::default());
                 let prologue = scope.prologue(&mut encoder).unwrap();
                 device.queue().submit([prologue, encoder.finish()]);
                 lent.map(|refused| (frame, refused))
@@ -476,5 +477,35 @@ fn a_buffer_is_lent_beside_threads_that_poll() {
             is_over.store(true, Relaxed);
             assert_eq!(refused, None, "the frame before was submitted");
         });
+    }
+}
+
+/// Three indices of 16 bits are 6 bytes.
+#[test]
+fn data_that_ends_with_its_buffer_is_filled_up_to_a_word() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let (uploads, backs) = (device.uploads(MIB, MIB), device.read_backs(MIB));
+        let mut scope = device.scope();
+        let on = scope.stream();
+        let indices = [1, 0, 2, 0, 3, 0];
+        let written = pool.allocate_on(pool.default_stream(), 6).unwrap();
+        written.on(pool.default_stream()).unwrap().write(0, &indices).unwrap();
+        let uploaded = pool.allocate_on(&on, 10).unwrap();
+        let view = uploaded.on(&on).unwrap();
+        scope.upload(&uploads, &view, 4, &indices).unwrap();
+        let inside = scope.upload(&uploads, &view, 0, &indices).unwrap_err();
+        assert_eq!(
+            (inside.why, inside.code),
+            (Why::Unaligned, 6),
+            "it does not end with the buffer"
+        );
+        let shown = [(&written, 0), (&uploaded, 4)]
+            .map(|(buffer, at)| scope.read_back(&backs, &buffer.on(&on).unwrap(), at, 6).unwrap());
+        drop(view);
+        scope.submit().unwrap();
+        for shown in shown {
+            assert!(shown.wait(|shown| shown == indices).unwrap());
+        }
     }
 }

@@ -165,7 +165,12 @@ fn bad_uploads_and_read_backs_say_what_is_wrong() {
     let to = &view;
     let bad = [
         (2, 4, "upload: an offset or a length is no multiple of a word: 2 B"),
-        (0, 5, "upload: an offset or a length is no multiple of a word: 5 B"),
+        (
+            0,
+            5,
+            "write a part of a word, other than at the end of a buffer: \
+             an offset or a length is no multiple of a word: 5 B",
+        ),
         (1000, 100, "upload: beyond the end, at byte 1100"),
         (u64::MAX - 3, 4, "upload: beyond the end, at byte 9223372036854775807"),
     ];

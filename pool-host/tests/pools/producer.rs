@@ -6,7 +6,7 @@
 //! ```
 //!
 //! passes that many blocks for each policy.
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a long run says what it did")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::limits::CachedLimit;
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, PoolBuilder, PooledBuffer};

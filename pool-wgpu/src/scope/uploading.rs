@@ -15,8 +15,8 @@ impl Scope {
     ///
     /// # Errors
     ///
-    /// [`Why::Unaligned`] where offset or length is no multiple of 4 bytes, [`Why::OutOfRange`]
-    /// where the buffer is too short, [`Why::Foreign`] for uploads of another device or a view of
+    /// [`Why::Unaligned`] where offset or length is no multiple of 4 bytes, unless the data ends with the
+    /// buffer: zeroes fill the last word then; [`Why::OutOfRange`] where the buffer is too short, [`Why::Foreign`] for uploads of another device or a view of
     /// another stream, [`Why::OutOfMemory`] where staging memory cannot be had, [`Why::Limit`]
     /// where it would pass the bound that the uploads were made with, [`Why::Unsupported`] for a
     /// buffer without `COPY_DST`, and [`Why::Lost`] where the device is lost.
@@ -51,8 +51,13 @@ impl Scope {
         offset: u64,
         data: &[u8],
     ) -> Result<(), DeviceError> {
-        let write = |mut memory: WriteOnly<'_, [u8]>| memory.copy_from_slice(data);
-        self.upload_with(through, to, offset, data.len() as u64, write)
+        let words = to.place().in_words(offset, data.len() as u64)?;
+        let write = |memory: WriteOnly<'_, [u8]>| {
+            let (mut whole, mut rest) = memory.split_at(data.len());
+            whole.copy_from_slice(data);
+            rest.fill(0);
+        };
+        self.upload_with(through, to, offset, words, write)
     }
 
     /// Writes into a buffer what `write` puts into staging memory itself, without a copy before.
