@@ -160,9 +160,9 @@ impl CudaDevice {
     }
 
     /// Registers one of the program's streams, and keeps it alive until it is retired. A second
-    /// call returns the same registration, which one [`CudaDevice::retire`] ends for all. The legacy default stream is registered from the start,
-    /// and gets events like any other: its implicit order does not cover non-blocking streams,
-    /// which cudarc's are.
+    /// call returns the same registration, which one [`CudaDevice::retire`] ends for all. The legacy
+    /// default stream is registered from the start, and gets events like any other: its implicit order
+    /// does not cover non-blocking streams, which cudarc's are.
     ///
     /// The per-thread default stream is the calling thread's. Other threads can wait for it only on
     /// the host: prefer streams that have a handle.
@@ -459,8 +459,8 @@ pub struct BorrowedStream {
 
 impl BorrowedStream {
     /// Records the stream's last event, if nobody else has wrapped it. The owner may destroy the stream
-    /// once this has returned `Ok` to all that have.
-    /// Does nothing for the legacy default stream, which does not end.
+    /// once this has returned `Ok` to all that have. Does nothing for the legacy default stream, which
+    /// does not end.
     ///
     /// See [`CudaDevice::wrap_stream`] for an example.
     ///

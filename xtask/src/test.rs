@@ -34,8 +34,8 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         eprintln!("error: `{other}` behind `test`; expected nothing");
         return ExitCode::from(crate::BAD_INPUT);
     }
-    let left_out = "lint, wgpu, Python, the benches, the preload library, doc tests but those of the core and \
-                    the facade, mistakes that the compiler tells, other feature sets and \
+    let left_out = "lint, wgpu, Python, the benches, the preload library, doc tests but those of \
+                    the core and the facade, mistakes that the compiler tells, other feature sets and \
                     platforms, models, Miri, the sanitizers, fuzz inputs, counts of threads and \
                     of instructions; `cargo xtask ci --rest` runs them";
     step::run(root, &steps(), &[left_out.to_owned()])

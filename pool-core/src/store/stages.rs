@@ -6,8 +6,9 @@
 //! 3. memory whose work a query finds done, or behind an event, by one wait on the device;
 //! 4. with an arena, neighbours that coalesce, and then 1 to 3 again;
 //! 5. the device, after the deferred frees that wait for nothing;
-//! 6. a second search, since what was freed meanwhile is not to go; then cached memory given back, oldest first, as many bytes as are missing; then as many of the
-//!    other pools of the budget;
+//! 6. 2 to 4 once more, since what another thread has freed meanwhile would be the first to go; then
+//!    cached memory given back, oldest first, as many bytes as are missing; then as many of the other
+//!    pools of the budget;
 //! 7. everything cached of the pool; then of the other pools of the budget;
 //! 8. everything cached again: as long as the last search, which holds all locks, finds free memory,
 //!    or other threads have some on its way; and each time that the program has spared something
