@@ -54,6 +54,14 @@ struct Registered {
     stays: Option<Kept<Arc<CudaStream>>>,
 }
 
+/// Returns the registration of a stream.
+fn registered<'s>(
+    streams: &'s mut HashMap<StreamKey, Registered>,
+    on: &PoolStream,
+) -> Option<&'s mut Registered> {
+    streams.values_mut().find(|known| std::ptr::eq(known.on.raw(), on.raw()))
+}
+
 /// The devices that are open, by the addresses of their contexts.
 static OPEN: LazyLock<Mutex<HashMap<usize, Weak<Inner>>>> = LazyLock::new(Mutex::default);
 
@@ -291,14 +299,12 @@ impl CudaDevice {
     fn give_up(&self, stream: &PoolStream, ends: bool) -> Result<(), DeviceError> {
         // Under the lock, so that nobody wraps a stream that ends.
         let mut streams = self.shared.streams.lock();
-        let is_it = |known: &Registered| std::ptr::eq(known.on.raw(), stream.raw());
-        let Some(known) = streams.values_mut().find(|known| is_it(known)) else {
-            return Err(DeviceError::new(Why::Foreign, "retire a stream"));
-        };
+        let ended = DeviceError::new(Why::Foreign, "retire a stream");
+        let known = registered(&mut streams, stream).ok_or(ended)?;
         known.borrowers = known.borrowers.saturating_sub(1);
         if known.borrowers == 0 && known.stays.is_none() && ends {
             self.clock().retire(stream)?;
-            streams.retain(|_, known| !is_it(known));
+            streams.retain(|_, known| !std::ptr::eq(known.on.raw(), stream.raw()));
         }
         Ok(())
     }
@@ -510,8 +516,7 @@ impl BorrowedStream {
     pub fn keep(mut self) -> PoolStream {
         self.retires = false;
         let mut streams = self.device.shared.streams.lock();
-        let mut known = streams.values_mut();
-        if let Some(known) = known.find(|known| std::ptr::eq(known.on.raw(), self.on.raw())) {
+        if let Some(known) = registered(&mut streams, &self.on) {
             known.borrowers = known.borrowers.saturating_sub(1);
             known.stays.get_or_insert_with(|| Kept::new(Arc::clone(self.on.raw())));
         }
@@ -521,8 +526,7 @@ impl BorrowedStream {
     /// The same stream, borrowed once more.
     fn again(mut self) -> Self {
         let mut streams = self.device.shared.streams.lock();
-        let mut known = streams.values_mut();
-        let known = known.find(|known| std::ptr::eq(known.on.raw(), self.on.raw()));
+        let known = registered(&mut streams, &self.on);
         let is_known = known.map(|known| known.borrowers += 1).is_some();
         drop(streams);
         self.retires = is_known;
