@@ -27,9 +27,10 @@ const HANDLER: &str = "NumPy's handler";
 /// Where xtask says our library is.
 const LIBRARY: &str = "BUCKETPOOL_PRELOAD";
 /// Other libraries: the name, where Debian installs it, and the package.
-const OTHERS: [(&str, &str, &str); 2] = [
+const OTHERS: [(&str, &str, &str); 3] = [
     ("mimalloc", "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2", "libmimalloc2.0"),
     ("jemalloc", "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2"),
+    ("tcmalloc", "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
 ];
 
 /// A malloc.

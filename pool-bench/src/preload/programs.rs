@@ -1,4 +1,4 @@
-//! Programs in C and C++ that allocate much: two of ours, and those of mimalloc-bench if there is a
+//! Programs in C and C++ that allocate much: ours, and those of mimalloc-bench if there is a
 //! checkout of it.
 
 use super::{Figure, Malloc, ProcessCase, ROUNDS, SHORT_ROUNDS, measure};
@@ -134,9 +134,38 @@ const PROGRAMS: [HeavyProgram; 10] = [
     },
 ];
 
+/// Windows of random sizes: 16 B to 1 KiB, 4 to 64 KiB, and 64 KiB to 4 MiB.
+const WINDOWS: [HeavyProgram; 9] = [
+    window("own-small-alone", &["own", "1", "16", "1024", "1000", "10000000"]),
+    window("own-small", &["own", "2", "16", "1024", "1000", "10000000"]),
+    window("own-medium-alone", &["own", "1", "4096", "65536", "1000", "2000000"]),
+    window("own-medium", &["own", "2", "4096", "65536", "1000", "2000000"]),
+    window("own-large-alone", &["own", "1", "65536", "4194304", "8", "40000"]),
+    window("own-large", &["own", "2", "65536", "4194304", "8", "40000"]),
+    window("pass-small", &["pass", "2", "16", "1024", "1000", "5000000"]),
+    window("pass-medium", &["pass", "2", "4096", "65536", "1000", "1000000"]),
+    window("pass-large", &["pass", "2", "65536", "4194304", "8", "20000"]),
+];
+
+const fn window(name: &'static str, arguments: &'static [&'static str; 6]) -> HeavyProgram {
+    HeavyProgram {
+        name,
+        source: "windows.c",
+        without: &[],
+        flags: &["-Wall"],
+        arguments,
+        few: &["pass", "2", "16", "65536", "100", "1000"],
+        speed: Speed::Wall,
+    }
+}
+
+fn programs() -> impl Iterator<Item = &'static HeavyProgram> {
+    PROGRAMS.iter().chain(&WINDOWS)
+}
+
 /// The names of the programs.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    PROGRAMS.iter().map(|program| program.name)
+    programs().map(|program| program.name)
 }
 
 /// Compiles the chosen programs. Those of mimalloc-bench are left out without a checkout, which
@@ -148,7 +177,7 @@ pub(super) fn cases(
     notes: &mut Vec<String>,
 ) -> Result<Vec<ProcessCase>, BadInput> {
     let (mut cases, mut left_out) = (Vec::new(), Vec::new());
-    for program in PROGRAMS.iter().filter(|program| is_chosen(program.name)) {
+    for program in programs().filter(|program| is_chosen(program.name)) {
         let ours = place::root().join("pool-bench/programs");
         let folder = match (program.is_ours(), suite) {
             (true, _) => ours,
