@@ -20,7 +20,7 @@ pub(crate) fn run(device: &Device, queue: &Queue) -> Result<Vec<u8>, Failure> {
         let mut encoder = device.create_command_encoder(&CommandEncoderDescriptor::default());
         boids.fly(device, &mut encoder, from, to);
         boids.draw(&mut encoder, to, &back);
-        queue.submit([scope.prologue(&mut encoder)?, encoder.finish()]);
+        scope.submit_with(encoder)?;
         pictures.extend(shown(device, &back)?);
         now = next;
     }

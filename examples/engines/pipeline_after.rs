@@ -27,7 +27,7 @@ pub(crate) fn run(device: &Device, queue: &Queue) -> Result<Vec<u8>, Failure> {
             pipeline.pass(device, &mut encoder, from, to);
         }
         encoder.copy_buffer_to_buffer(a, 0, &back, 0, bytes);
-        queue.submit([scope.prologue(&mut encoder)?, encoder.finish()]);
+        scope.submit_with(encoder)?;
         results.extend_from_slice(&shown(device, &back)?[..numbers.len()]);
     }
     assert!(pool.stats().hits >= pool.stats().misses, "{}", pool.stats());

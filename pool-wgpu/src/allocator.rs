@@ -547,6 +547,12 @@ impl DeviceAllocator for WgpuAllocator {
         WgpuView { buffer: &block.buffer, offset, bytes, on: *on, clock: &self.clock }
     }
 
+    /// A scope that has not run would zero the program's own buffer at its end.
+    fn let_go(&self, block: &WgpuBlock) {
+        let to_zero = self.clock.open_scopes().take_zeroing_of(&block.buffer);
+        self.shared().zero_now(&to_zero);
+    }
+
     fn zero(&self, block: &mut WgpuBlock, bytes: u64, on: &WgpuStream) -> Result<(), DeviceError> {
         self.zero_range(block, 0..bytes, on)
     }

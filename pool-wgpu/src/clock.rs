@@ -76,11 +76,11 @@ impl Scopes {
         &self.0.receipts
     }
 
-    /// Closes a scope once its prologue and these commands are submitted or dropped.
+    /// Closes a scope once its prologue, if it has one, and these commands are submitted or dropped.
     pub(crate) fn close_after(
         &self,
         scope: u64,
-        both: (&CommandEncoder, &CommandEncoder),
+        both: (Option<&CommandEncoder>, &CommandEncoder),
     ) -> Result<(), DeviceError> {
         self.0.signals.close_after(&self.0.shared, &self.0.open, scope, both)
     }
@@ -137,7 +137,7 @@ impl StreamClock for Scopes {
     /// The uploads of a prologue run ahead of all commands of the program's own encoder. So a block
     /// that these commands use may not be uploaded to for its next owner in the same prologue.
     fn reuses_ahead(&self, on: &WgpuStream) -> bool {
-        !on.is_queue() && self.0.open.is_used_elsewhere(on.scope)
+        !on.is_queue() && self.0.open.keeps_blocks(on.scope)
     }
     /// A mark is a scope, and a step of it.
     fn mark(&self, on: &WgpuStream) -> u64 {
@@ -194,6 +194,10 @@ impl StreamClock for Scopes {
     fn is_obsolete(&self, mark: u64) -> bool {
         let scope = step_of(mark).0;
         scope != QUEUE && self.0.open.is_closed(scope)
+    }
+    /// A program keeps a mesh and its bind group, and records them in each frame.
+    fn open_marks(&self) -> Vec<u64> {
+        self.0.open.marks_of_all()
     }
     /// In a browser a poll tells nothing, so it is refused there.
     fn is_done(&self, after: u64) -> Result<bool, DeviceError> {

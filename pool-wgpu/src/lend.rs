@@ -30,8 +30,8 @@ impl Scope {
     /// # Errors
     ///
     /// [`Why::Foreign`](pool_core::Why::Foreign) for a buffer of another device,
-    /// [`Why::NotSubmitted`](pool_core::Why::NotSubmitted) for one that another open scope uses,
-    /// and [`Why::Lost`](pool_core::Why::Lost) if the device is lost.
+    /// [`Why::NotSubmitted`](pool_core::Why::NotSubmitted) for one that another open scope uses
+    /// ([`Scope::lend_to_read`] shares it), and [`Why::Lost`](pool_core::Why::Lost) if the device is lost.
     ///
     /// # Examples
     ///
@@ -49,14 +49,51 @@ impl Scope {
     ///
     /// let mut encoder = device.create_command_encoder(&Default::default());
     /// encoder.clear_buffer(&lent, 0, None);
-    /// let prologue = scope.prologue(&mut encoder)?;
-    /// queue.submit([prologue, encoder.finish()]);
+    /// scope.submit_with(encoder)?;
     /// # }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn lend(&self, buffer: &PooledBuffer<WgpuAllocator>) -> Result<Buffer, DeviceError> {
         let on = self.stream();
         let used = buffer.on(&on)?;
+        Ok(used.buffer()?.clone())
+    }
+
+    /// Returns the buffer behind a pooled one, for commands of this scope that only read it: a mesh, a
+    /// material, a table. Any number of open scopes, on whatever threads, may have it so.
+    /// Otherwise it is as [`Scope::lend`]; [`PooledBuffer::read_on`] lends a view in this way.
+    ///
+    /// Once is enough for a buffer that all later frames only read: if it was used in a scope that has
+    /// ended, its drop waits for all scopes that are open then.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Scope::lend`], but [`Why::NotSubmitted`](pool_core::Why::NotSubmitted) only while
+    /// another open scope may write the buffer.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// let mesh = pool.allocate(KIB)?;
+    /// mesh.on(pool.default_stream())?.write(0, &[1; 1024])?;
+    /// let (left, right) = (pool.allocator().scope(), pool.allocator().scope());
+    /// let vertices = left.lend_to_read(&mesh)?;
+    /// assert_eq!(right.lend_to_read(&mesh)?, vertices); // the same buffer in both views
+    /// assert_eq!(right.lend(&mesh).unwrap_err().why, Why::NotSubmitted); // to write it
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn lend_to_read(
+        &self,
+        buffer: &PooledBuffer<WgpuAllocator>,
+    ) -> Result<Buffer, DeviceError> {
+        let on = self.stream();
+        let used = buffer.read_on(&on)?;
         Ok(used.buffer()?.clone())
     }
 }

@@ -3,11 +3,13 @@
 
 use crate::shared::{Shared, ToZero};
 use parking_lot::{Condvar, Mutex};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{
-    AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicIsize, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use std::time::{Duration, Instant};
+use wgpu::Buffer;
 
 /// The scope that is always there: the queue's own writes, ahead of the next submission.
 pub(crate) const QUEUE: u64 = 0;
@@ -27,9 +29,9 @@ pub(crate) struct OpenScopes {
     /// All scopes below this number are closed. Buffers that live long have marks of many of those,
     /// and need no lock to see that.
     closed_below: AtomicU64,
-    /// Number of scopes whose buffers may be in the program's own encoder. Where it is 0, which is
-    /// usual, a request takes no lock to ask.
-    elsewhere: AtomicUsize,
+    /// Number of scopes that keep their blocks. Where it is 0, which is usual, a request takes no lock to
+    /// ask.
+    keeping: AtomicIsize,
     scopes: Mutex<BTreeMap<u64, OpenScope>>,
     /// Told when a scope is closed.
     closed: Condvar,
@@ -46,6 +48,10 @@ struct OpenScope {
     to_zero: Vec<ToZero>,
     /// Whether a buffer was lent to the program.
     lent: bool,
+    /// Hashes of the buffers that were lent, while the scope's own encoder was not.
+    lent_buffers: HashSet<u64>,
+    /// Whether a buffer was dropped that the program had before the scope, and may have recorded.
+    has_kept: bool,
     /// Whether the scope's own encoder was lent to the program.
     recorded: bool,
     /// Its commands were handed to the program, which submits them.
@@ -61,10 +67,26 @@ pub(crate) enum NotOpen {
     Yielded,
 }
 
+fn hash_of(buffer: &Buffer) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(buffer)
+}
+
 impl OpenScope {
     /// Whether the program has a buffer of the scope and has not asked for the scope's encoder.
     fn is_used_elsewhere(&self) -> bool {
         self.lent && !self.recorded
+    }
+
+    /// Whether a block that was dropped in the scope may be in commands that are not the scope's.
+    fn keeps_blocks(&self) -> bool {
+        (self.lent || self.has_kept) && !self.recorded
+    }
+
+    /// Changes what the program has of the scope. Returns by how many more scopes keep their blocks.
+    fn change(&mut self, change: impl FnOnce(&mut Self)) -> isize {
+        let before = self.keeps_blocks();
+        change(self);
+        isize::from(self.keeps_blocks()) - isize::from(before)
     }
 }
 
@@ -105,7 +127,7 @@ impl OpenScopes {
 
     fn remove(&self, scopes: &mut BTreeMap<u64, OpenScope>, scope: u64) -> Option<OpenScope> {
         let closed = scopes.remove(&scope)?;
-        self.is_elsewhere_no_more(&closed);
+        self.keeping.fetch_sub(isize::from(closed.keeps_blocks()), Relaxed);
         let oldest = scopes.first_key_value().map(|(oldest, _)| *oldest);
         let oldest = oldest.unwrap_or(self.last.load(Relaxed) + 1);
         // A thread that sees this has seen the submission, too.
@@ -168,41 +190,60 @@ impl OpenScopes {
     }
 
     /// A buffer of the scope was lent to the program.
-    pub(crate) fn lend(&self, scope: u64) {
-        if let Some(open) = self.scopes.lock().get_mut(&scope)
-            && !std::mem::replace(&mut open.lent, true)
-            && open.is_used_elsewhere()
-        {
-            self.elsewhere.fetch_add(1, Relaxed);
-        }
+    pub(crate) fn lend(&self, scope: u64, buffer: &Buffer) {
+        self.change(scope, |open| {
+            open.lent = true;
+            if !open.recorded {
+                open.lent_buffers.insert(hash_of(buffer));
+            }
+        });
+    }
+
+    /// Whether the program may have recorded this buffer of the scope in its own encoder.
+    pub(crate) fn is_recorded_elsewhere(&self, scope: u64, buffer: &Buffer) -> bool {
+        self.is_so(scope, |open| !open.recorded && open.lent_buffers.contains(&hash_of(buffer)))
     }
 
     /// The encoder of the scope was lent.
     pub(crate) fn record(&self, scope: u64) {
+        self.change(scope, |open| open.recorded = true);
+    }
+
+    fn change(&self, scope: u64, change: impl FnOnce(&mut OpenScope)) {
         if let Some(open) = self.scopes.lock().get_mut(&scope) {
-            self.is_elsewhere_no_more(open);
-            open.recorded = true;
+            self.keeping.fetch_add(open.change(change), Relaxed);
         }
     }
 
-    /// Counts a scope out that was closed, or whose encoder is asked for. Call it under the lock.
-    fn is_elsewhere_no_more(&self, open: &OpenScope) {
-        if open.is_used_elsewhere() {
-            self.elsewhere.fetch_sub(1, Relaxed);
-        }
+    /// The marks of all open scopes, in each of which the program may have recorded a buffer that it drops.
+    pub(crate) fn marks_of_all(&self) -> Vec<u64> {
+        let mut scopes = self.scopes.lock();
+        let more = scopes.values_mut().map(|open| open.change(|open| open.has_kept = true));
+        self.keeping.fetch_add(more.sum(), Relaxed);
+        scopes.iter().map(|(scope, open)| scope << STEP_BITS | open.step).collect()
     }
 
     /// Whether the program has a buffer of the scope and has not asked for the scope's encoder, so
     /// that it must have used another one.
     pub(crate) fn is_used_elsewhere(&self, scope: u64) -> bool {
-        // A scope is lent by the threads that use it, and they see that.
-        self.elsewhere.load(Relaxed) > 0
-            && self.scopes.lock().get(&scope).is_some_and(OpenScope::is_used_elsewhere)
+        self.is_so(scope, OpenScope::is_used_elsewhere)
     }
 
-    /// Whether zeroing must run ahead of the present step.
-    pub(crate) fn has_zeroing(&self, scope: u64) -> bool {
-        self.scopes.lock().get(&scope).is_some_and(|open| !open.to_zero.is_empty())
+    /// Whether a block that was dropped in the scope may be in commands that are not the scope's.
+    pub(crate) fn keeps_blocks(&self, scope: u64) -> bool {
+        self.is_so(scope, OpenScope::keeps_blocks)
+    }
+
+    fn is_so(&self, scope: u64, is: impl FnOnce(&OpenScope) -> bool) -> bool {
+        // A scope is lent by the threads that use it, and they see that.
+        self.keeping.load(Relaxed) > 0 && self.scopes.lock().get(&scope).is_some_and(is)
+    }
+
+    /// Takes the zeroing of a buffer that leaves its pool, where the scope has run none of its steps.
+    pub(crate) fn take_zeroing_of(&self, buffer: &Buffer) -> Vec<ToZero> {
+        let mut scopes = self.scopes.lock();
+        let new = scopes.values_mut().filter(|open| open.step == 0 && !open.yielded);
+        new.flat_map(|open| open.to_zero.extract_if(.., |zero| zero.is_of(buffer))).collect()
     }
 
     /// Whether the encoder of the scope was lent.

@@ -4,8 +4,12 @@ use crate::shared::{Shared, ToZero};
 use crate::staging::{Chunk, Staging};
 use pool_core::DeviceError;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
-use wgpu::{Buffer, CommandBuffer, CommandEncoder, SubmissionIndex};
+use wgpu::{
+    Buffer, CommandBuffer, CommandEncoder, Extent3d, Origin3d, SubmissionIndex,
+    TexelCopyBufferInfo, TexelCopyBufferLayout, TexelCopyTextureInfo, Texture, TextureAspect,
+};
 
 /// The commands of a scope that were not handed over.
 #[derive(Default)]
@@ -24,14 +28,41 @@ struct Step {
     commands: Option<CommandBuffer>,
 }
 
+/// A copy that the scope itself records.
+enum Copy {
+    Upload(Upload),
+    Between { from: Buffer, start: u64, to: Buffer, at: u64, bytes: u64 },
+    Texels { from: usize, layout: TexelCopyBufferLayout, to: Texels, size: Extent3d },
+}
+
 /// A copy out of staging memory.
-struct Copy {
+struct Upload {
     /// Which of the chunks, and where in it.
     from: usize,
     start: u64,
     to: Buffer,
     at: u64,
     bytes: u64,
+}
+
+/// A place in a texture.
+pub(crate) struct Texels {
+    pub(crate) texture: Texture,
+    pub(crate) mip_level: u32,
+    pub(crate) origin: Origin3d,
+    pub(crate) aspect: TextureAspect,
+}
+
+impl Texels {
+    pub(crate) fn of(place: &TexelCopyTextureInfo<'_>) -> Self {
+        let TexelCopyTextureInfo { texture, mip_level, origin, aspect } = *place;
+        Self { texture: texture.clone(), mip_level, origin, aspect }
+    }
+
+    fn info(&self) -> TexelCopyTextureInfo<'_> {
+        let Self { texture, mip_level, origin, aspect } = self;
+        TexelCopyTextureInfo { texture, mip_level: *mip_level, origin: *origin, aspect: *aspect }
+    }
 }
 
 impl Recording {
@@ -75,21 +106,53 @@ impl Recording {
         std::mem::take(&mut self.chunks)
     }
 
-    /// Adds a copy, or lengthens the last one.
-    pub(crate) fn copy(
+    /// Adds an upload, or lengthens the last one.
+    pub(crate) fn upload(
         &mut self,
         (from, start): (usize, u64),
         (to, at): (&Buffer, u64),
         bytes: u64,
     ) {
-        if let Some(last) = self.copies.last_mut()
+        if let Some(Copy::Upload(last)) = self.copies.last_mut()
             && (last.from, last.start + last.bytes) == (from, start)
             && (&last.to, last.at + last.bytes) == (to, at)
         {
             last.bytes += bytes;
             return;
         }
-        self.copies.push(Copy { from, start, to: to.clone(), at, bytes });
+        self.copies.push(Copy::Upload(Upload { from, start, to: to.clone(), at, bytes }));
+    }
+
+    /// Adds a copy between buffers.
+    pub(crate) fn copy(
+        &mut self,
+        (from, start): (&Buffer, u64),
+        (to, at): (&Buffer, u64),
+        bytes: u64,
+    ) {
+        let (from, to) = (from.clone(), to.clone());
+        self.copies.push(Copy::Between { from, start, to, at, bytes });
+    }
+
+    /// Adds a copy of texels, which lie in a chunk in this layout.
+    pub(crate) fn upload_texels(
+        &mut self,
+        from: usize,
+        layout: TexelCopyBufferLayout,
+        to: Texels,
+        size: Extent3d,
+    ) {
+        self.copies.push(Copy::Texels { from, layout, to, size });
+    }
+
+    /// Whether an upload that is not recorded yet writes some of these bytes.
+    pub(crate) fn uploads_to(&self, to: &Buffer, bytes: &Range<u64>) -> bool {
+        self.copies.iter().any(|copy| match copy {
+            Copy::Upload(copy) => {
+                copy.to == *to && copy.at < bytes.end && bytes.start < copy.at + copy.bytes
+            }
+            Copy::Between { .. } | Copy::Texels { .. } => false,
+        })
     }
 
     pub(crate) fn has_copies(&self) -> bool {
@@ -124,6 +187,11 @@ impl Recording {
         }
     }
 
+    /// Commands of the program follow, which hand over all that was recorded.
+    pub(crate) fn follow(&mut self, commands: CommandBuffer) {
+        self.steps.push_back(Step { to_zero: Vec::new(), commands: Some(commands) });
+    }
+
     /// Submits all steps, those between which nothing is zeroed together. Zeroing has its own
     /// submission: what wgpu refuses, it refuses as a whole, and the zeroing must be done all the
     /// same.
@@ -151,7 +219,17 @@ impl Recording {
 
 impl Copy {
     fn record(self, chunks: &[Chunk], encoder: &mut CommandEncoder) {
-        let Self { from, start, to, at, bytes } = self;
-        encoder.copy_buffer_to_buffer(&chunks[from].buffer, start, &to, at, bytes);
+        match self {
+            Self::Upload(Upload { from, start, to, at, bytes }) => {
+                encoder.copy_buffer_to_buffer(&chunks[from].buffer, start, &to, at, bytes);
+            }
+            Self::Between { from, start, to, at, bytes } => {
+                encoder.copy_buffer_to_buffer(&from, start, &to, at, bytes);
+            }
+            Self::Texels { from, layout, to, size } => {
+                let from = TexelCopyBufferInfo { buffer: &chunks[from].buffer, layout };
+                encoder.copy_buffer_to_texture(from, to.info(), size);
+            }
+        }
     }
 }

@@ -43,7 +43,7 @@ use wgpu::{BufferUsages, CommandEncoder};
 /// let mut encoder = device.create_command_encoder(&Default::default()); // your own
 /// encoder.clear_buffer(buffer.on(&on)?.buffer()?, 64, Some(64));
 /// let prologue = scope.prologue(&mut encoder)?;
-/// queue.submit([prologue, encoder.finish()]); // your own
+/// queue.submit(prologue.into_iter().chain([encoder.finish()])); // your own
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -64,6 +64,8 @@ pub struct Scope {
     /// Memory that read-backs by commands of the program go to.
     reads_elsewhere: Vec<Filling>,
     eager: bool,
+    /// Commands of the program bring bytes that the scope staged.
+    uploads_elsewhere: bool,
     /// It was handed over as a prologue.
     yielded: bool,
     /// Its commands were submitted, and it ends.
@@ -82,6 +84,7 @@ impl Scope {
             reads_before: Vec::new(),
             reads_elsewhere: Vec::new(),
             eager: false,
+            uploads_elsewhere: false,
             yielded: false,
             submitted: false,
         }
@@ -183,7 +186,7 @@ impl Scope {
         let (start, _) =
             from.range(BufferUsages::COPY_SRC, start, bytes, "copy out of a buffer")?;
         let (at, _) = to.range(BufferUsages::COPY_DST, at, bytes, "copy into a buffer")?;
-        self.own_encoder().copy_buffer_to_buffer(from.buffer, start, to.buffer, at, bytes);
+        self.recording.copy((from.buffer, start), (to.buffer, at), bytes);
         Ok(())
     }
 }

@@ -59,6 +59,10 @@ impl ToZero {
         let end = bytes.end.next_multiple_of(COPY_BUFFER_ALIGNMENT).min(buffer.size());
         Self { buffer: buffer.clone(), bytes: bytes.start..end }
     }
+
+    pub(crate) fn is_of(&self, buffer: &Buffer) -> bool {
+        self.buffer == *buffer
+    }
 }
 
 /// The callback for the loss of the device. Dropped before it was called, it was replaced.

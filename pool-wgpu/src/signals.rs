@@ -80,28 +80,30 @@ impl Drop for Ending {
 }
 
 impl Signals {
-    /// Closes a scope once its prologue and these commands are submitted or dropped.
+    /// Closes a scope once its prologue, if it has one, and these commands are submitted or dropped.
     pub(crate) fn close_after(
         self: &Arc<Self>,
         shared: &Arc<Shared>,
         open: &Arc<OpenScopes>,
         scope: u64,
-        (prologue, commands): (&CommandEncoder, &CommandEncoder),
+        (prologue, commands): (Option<&CommandEncoder>, &CommandEncoder),
     ) -> Result<(), DeviceError> {
-        let words = [self.word(shared)?, self.word(shared)?];
-        let ending = Arc::new(Ending {
+        let halves = [prologue.map(|prologue| (prologue, true)), Some((commands, false))];
+        let halves = halves.into_iter().flatten();
+        let halves =
+            halves.map(|(commands, is_prologue)| Ok((commands, is_prologue, self.word(shared)?)));
+        let halves: Vec<_> = halves.collect::<Result<_, DeviceError>>()?;
+        let of = Arc::new(Ending {
             signals: Arc::downgrade(self),
             shared: Arc::downgrade(shared),
             open: Arc::downgrade(open),
             scope,
-            was_prologue_submitted: AtomicBool::new(false),
+            was_prologue_submitted: AtomicBool::new(prologue.is_none()),
         });
-        for (commands, word) in [prologue, commands].into_iter().zip(words) {
+        for (commands, is_prologue, word) in halves {
             let number = self.ask(word.clone());
-            let is_prologue = std::ptr::eq(commands, prologue);
             let (mapped, submitted) = (false, false);
-            let mut half =
-                Half { of: ending.clone(), word: number, is_prologue, mapped, submitted };
+            let mut half = Half { of: of.clone(), word: number, is_prologue, mapped, submitted };
             let came = move |mapped: Result<(), BufferAsyncError>| half.submitted(mapped.is_ok());
             commands.map_buffer_on_submit(&word, MapMode::Read, .., came);
         }

@@ -68,6 +68,8 @@ pub(crate) struct Chunk {
     of: Arc<Staging>,
     pub(crate) buffer: Buffer,
     used: u64,
+    /// Whether commands of the program read it.
+    pub(crate) elsewhere: bool,
 }
 
 /// A chunk that the device may use.
@@ -75,6 +77,8 @@ pub(crate) struct Unmapped {
     of: Arc<Staging>,
     /// Taken when it is mapped again.
     buffer: Option<Buffer>,
+    /// Whether commands of the program read it.
+    elsewhere: bool,
 }
 
 impl Staging {
@@ -126,7 +130,7 @@ impl Staging {
             Some(buffer) => buffer,
             None => self.make(bytes)?,
         };
-        Ok(Chunk { of: self.clone(), buffer, used: 0 })
+        Ok(Chunk { of: self.clone(), buffer, used: 0, elsewhere: false })
     }
 
     /// The smallest chunk at rest that has room and does not pass the bound.
@@ -325,13 +329,17 @@ impl Chunk {
 
     /// Unmaps the chunk, which must happen before the commands that use it are submitted.
     pub(crate) fn unmap(self) -> Unmapped {
-        let Self { of, buffer, .. } = self;
+        let Self { of, buffer, elsewhere, .. } = self;
         of.shared.unmap(&buffer);
-        Unmapped { of, buffer: Some(buffer) }
+        Unmapped { of, buffer: Some(buffer), elsewhere }
     }
 
-    /// Gives it back; the commands that would have used it are never submitted.
+    /// Gives it back; the commands of the scope that would have used it are never submitted. Those of the
+    /// program may be: what they read is not used again.
     pub(crate) fn give_back(self) {
+        if self.elsewhere {
+            return drop(self.unmap());
+        }
         let Self { of, buffer, .. } = self;
         match of.shared.is_lost() {
             true => of.forget(&buffer),
@@ -341,9 +349,14 @@ impl Chunk {
 }
 
 impl Unmapped {
-    /// Whether only copies read it: then it is not needed once those are submitted.
+    /// Whether only copies of the scope read it: then it is not needed once those are submitted.
     pub(crate) fn is_staging(&self) -> bool {
-        !self.of.bound
+        !self.of.bound && !self.elsewhere
+    }
+
+    /// Whether commands of the program read it.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.elsewhere
     }
 
     /// The buffer, unless the device is lost.

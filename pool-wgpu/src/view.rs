@@ -305,7 +305,7 @@ impl<'b> WgpuView<'b> {
             let call = "a use that outlives its scope's submit: use the buffer on another scope";
             return Err(DeviceError::new(Why::Foreign, call));
         }
-        self.clock.open_scopes().lend(self.on.scope());
+        self.clock.open_scopes().lend(self.on.scope(), self.buffer);
         Ok(())
     }
 }

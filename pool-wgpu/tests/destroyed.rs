@@ -74,7 +74,7 @@ fn frames(device: &WgpuAllocator, destroyer: &Destroyer) -> Result<(), Box<dyn E
         destroyer.pass();
         let prologue = scope.prologue(&mut own)?;
         destroyer.pass();
-        device.queue().submit([prologue, own.finish()]);
+        device.queue().submit(prologue.into_iter().chain([own.finish()]));
         destroyer.pass();
         let _ = device.device().poll(PollType::Poll);
         destroyer.pass();
@@ -129,7 +129,7 @@ fn a_poll_of_a_destroyed_device_with_a_prologue_out_does_not_panic() {
         let raw = device.device().clone();
         let mut own = encoder(&device);
         let prologue = device.scope().prologue(&mut own).unwrap();
-        device.queue().submit([prologue, own.finish()]);
+        device.queue().submit(prologue.into_iter().chain([own.finish()]));
         raw.destroy();
         let _ = raw.poll(PollType::wait_indefinitely());
         let refused = device.scope().prologue(&mut encoder(&device)).unwrap_err();

@@ -81,7 +81,7 @@ fn h1a_zeroing_that_would_come_after_the_programs_commands_is_refused() {
         own.copy_buffer_to_buffer(&source, 0, &target, 0, KIB);
         device.queue().submit([own.finish()]);
         let refused = scope.submit().unwrap_err();
-        let call = "submit a scope whose buffers are in another encoder: use its prologue";
+        let call = "submit a scope that lent buffers and not its encoder: `submit_with` takes yours";
         assert_eq!((refused.why, refused.call), (Why::NotSubmitted, call));
     }
 }
@@ -96,7 +96,7 @@ fn h1a_with_a_prologue_zeroing_comes_first() {
         let target = buffer.on(&on).unwrap().buffer().unwrap().clone();
         own.copy_buffer_to_buffer(&source, 0, &target, 0, 512);
         let prologue = scope.prologue(&mut own).unwrap();
-        device.queue().submit([prologue, own.finish()]);
+        device.queue().submit(prologue.into_iter().chain([own.finish()]));
         let expected: Vec<u8> = [[7; 512], [0; 512]].concat();
         assert_eq!(shown(&device, &buffer), expected);
         assert!(device.faults().is_empty());
@@ -134,7 +134,7 @@ fn h1b_a_buffer_of_a_prologue_serves_no_other_scope_before_the_submission() {
         let other = pool.allocate(KIB).unwrap();
         assert_eq!(pool.stats().misses, 2, "another block");
         other.on(&of_the_queue(&device)).unwrap().write(0, &[7; 1024]).unwrap();
-        device.queue().submit([prologue, own.finish()]);
+        device.queue().submit(prologue.into_iter().chain([own.finish()]));
         assert_eq!(shown(&device, &other), [7; 1024]);
         // The submission is known by now, and the first block serves again.
         device.device().poll(PollType::Poll).unwrap();
@@ -158,7 +158,7 @@ fn a_program_can_tell_that_it_has_submitted() {
         assert!(!device.clock().is_submitted(mark));
         drop(pool.allocate(KIB).unwrap());
         assert_eq!(pool.stats().misses, 2);
-        device.queue().submit([prologue, own.finish()]);
+        device.queue().submit(prologue.into_iter().chain([own.finish()]));
         device.submitted(&on);
         assert!(device.clock().is_submitted(mark), "at once, without a poll");
         let both = [pool.allocate(KIB).unwrap(), pool.allocate(KIB).unwrap()];
@@ -184,7 +184,7 @@ fn uploads_and_read_backs_go_with_the_programs_commands() {
             own.copy_buffer_to_buffer(a.buffer().unwrap(), 0, b.buffer().unwrap(), 512, 512);
             let back = scope.read_back_in(&mut own, &backs, &b, 0, KIB).unwrap();
             let prologue = scope.prologue(&mut own).unwrap();
-            device.queue().submit([prologue, own.finish()]);
+            device.queue().submit(prologue.into_iter().chain([own.finish()]));
             let expected: Vec<u8> = [[0; 512], [frame; 512]].concat();
             assert!(back.wait(|shown| shown == expected).unwrap(), "frame {frame}");
         }
@@ -246,7 +246,7 @@ fn a_prologue_that_is_submitted_too_late_is_told() {
         device.queue().submit([own.finish()]);
         device.device().poll(PollType::wait_indefinitely()).unwrap();
         let refused = device.device().push_error_scope(wgpu::ErrorFilter::Validation);
-        device.queue().submit([prologue]); // the receipt is mapped by now
+        device.queue().submit(prologue); // the receipt is mapped by now
         drop(refused.pop());
         assert_eq!(device.faults().len(), 1);
     }
@@ -259,7 +259,7 @@ fn a_prologue_behind_its_commands_in_one_submit_is_told() {
         let (scope, _buffer) = unzeroed(&device, &pool);
         let mut own = encoder(&device);
         let prologue = scope.prologue(&mut own).unwrap();
-        device.queue().submit([own.finish(), prologue]);
+        device.queue().submit([own.finish(), prologue.unwrap()]);
         device.device().poll(PollType::wait_indefinitely()).unwrap();
         assert_eq!(device.faults().len(), 1);
     }
@@ -418,7 +418,7 @@ fn a_step_without_commands_of_the_scope_is_none() {
         let another = pool.allocate_on(&on, KIB).unwrap();
         assert_eq!(pool.stats().misses, 2);
         let prologue = scope.prologue(&mut own).unwrap();
-        device.queue().submit([prologue, own.finish()]);
+        device.queue().submit(prologue.into_iter().chain([own.finish()]));
         drop(another);
     }
 }
@@ -468,7 +468,7 @@ fn read_backs_by_the_programs_commands_show_no_old_bytes() {
         let mut own = encoder(&device);
         let back = scope.read_back_in(&mut own, &backs, &Unpooled(&new), 0, KIB).unwrap();
         let prologue = scope.prologue(&mut own).unwrap();
-        device.queue().submit([prologue, own.finish()]);
+        device.queue().submit(prologue.into_iter().chain([own.finish()]));
         assert!(back.wait(|shown| shown == [7; 1024]).unwrap());
         assert_eq!(lost.wait(|_| ()).unwrap_err().why, Why::NotSubmitted);
         // A flush in the middle leaves them alone.
@@ -476,7 +476,7 @@ fn read_backs_by_the_programs_commands_show_no_old_bytes() {
         let back = scope.read_back_in(&mut own, &backs, &Unpooled(&old), 0, KIB).unwrap();
         scope.flush().unwrap();
         let prologue = scope.prologue(&mut own).unwrap();
-        device.queue().submit([prologue, own.finish()]);
+        device.queue().submit(prologue.into_iter().chain([own.finish()]));
         assert!(back.wait(|shown| shown == [0x5E; 1024]).unwrap());
     }
 }
@@ -504,7 +504,7 @@ fn a_block_that_the_programs_encoder_has_used_is_uploaded_to_for_no_other_owner(
             }
         }
         let prologue = scope.prologue(&mut own).unwrap();
-        device.queue().submit([prologue, own.finish()]);
+        device.queue().submit(prologue.into_iter().chain([own.finish()]));
         assert_eq!(targets.map(|target| bytes_of(&device, &target)[0]), [1, 2]);
     }
 }
@@ -526,7 +526,7 @@ fn a_flush_sets_no_block_free_that_the_programs_encoder_uses() {
         let (second, target) = (scope.take(&pool, KIB).unwrap(), source(&device, 7));
         own.copy_buffer_to_buffer(&scope.lend(&second).unwrap(), 0, &target, 0, KIB);
         let prologue = scope.prologue(&mut own).unwrap();
-        device.queue().submit([prologue, own.finish()]);
+        device.queue().submit(prologue.into_iter().chain([own.finish()]));
         assert_eq!(bytes_of(&device, &target), [0; 1024], "it shows what its last owner left");
         drop((of_other, other.prologue(&mut encoder(&device))));
     }
@@ -546,7 +546,7 @@ fn a_prologue_that_outlives_its_commands_keeps_the_blocks() {
         drop(own);
         let other = pool.allocate(KIB).unwrap();
         other.on(&of_the_queue(&device)).unwrap().write(0, &[9; 1024]).unwrap();
-        device.queue().submit([prologue]); // late, and without its commands
+        device.queue().submit(prologue); // late, and without its commands
         assert_eq!(shown(&device, &other), [9; 1024]);
     }
 }
@@ -560,7 +560,7 @@ fn what_a_prologue_uploaded_stays_when_the_commands_are_dropped() {
         scope.upload(&uploads, &buffer.on(&on).unwrap(), 0, &[7; 1024]).unwrap();
         let mut own = encoder(&device);
         let prologue = scope.prologue(&mut own).unwrap();
-        device.queue().submit([prologue]);
+        device.queue().submit(prologue);
         drop(own);
         assert_eq!(shown(&device, &buffer), [7; 1024]);
         // Its receipt is not used again, so that the next prologue that is left out is told.
@@ -597,6 +597,7 @@ fn a_program_that_uploads_to_what_it_has_bound_is_not_refused() {
         let (pool, uploads) = (uncleared(&device), device.uploads(4 * KIB, MIB));
         let mut scope = device.scope();
         scope.upload_eagerly();
+        let _ = scope.encoder(); // there is no other
         let on = scope.stream();
         let buffer = pool.allocate_on(&on, 16 * KIB).unwrap();
         let view = buffer.on(&on).unwrap();

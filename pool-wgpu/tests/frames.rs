@@ -192,6 +192,7 @@ fn slabs_are_cut_at_the_devices_alignment() {
         let storage = BucketPool::builder(storage).arena(ArenaConfig::segments(MIB)).build();
         let (uploads, backs) = (device.uploads(MIB, MIB), device.read_backs(MIB));
         let mut scope = device.scope();
+        let _ = scope.encoder(); // so that no other encoder is thought to use the pieces
         let on = scope.stream();
         let mut shown = Vec::new();
         for turn in 0..50_u8 {
@@ -230,13 +231,16 @@ fn a_piece_that_an_open_scope_used_serves_no_other_scope() {
             let view = piece.on(on).unwrap();
             (view.buffer().unwrap().clone(), view.offset())
         };
-        let (mut first, second) = (device.scope(), device.scope());
-        let _ = first.encoder(); // so that no other encoder is thought to use the pieces
+        let (mut first, mut second) = (device.scope(), device.scope());
+        for scope in [&mut first, &mut second] {
+            let _ = scope.encoder(); // so that no other encoder is thought to use the pieces
+        }
         let used = place(&first.stream());
         assert_eq!(place(&first.stream()), used, "its own scope has it again");
         assert_ne!(place(&second.stream()), used, "the first scope may be submitted later");
         first.submit().unwrap();
-        let third = device.scope();
+        let mut third = device.scope();
+        let _ = third.encoder();
         assert_eq!(place(&third.stream()), used);
         // What an open scope used does not take the untouched rest of the slab with it.
         assert_eq!(pool.stats().reserved_bytes, MIB);
@@ -471,7 +475,7 @@ fn a_buffer_is_lent_beside_threads_that_poll() {
                 let mut encoder =
                     device.device().create_command_encoder(&CommandEncoderDescriptor::default());
                 let prologue = scope.prologue(&mut encoder).unwrap();
-                device.queue().submit([prologue, encoder.finish()]);
+                device.queue().submit(prologue.into_iter().chain([encoder.finish()]));
                 lent.map(|refused| (frame, refused))
             });
             is_over.store(true, Relaxed);

@@ -64,7 +64,7 @@ fn frame(device: &WgpuAllocator, through: &ReadBacks, from: &Buffer, spoiled: bo
         spoil(device, &mut own);
     }
     let prologue = scope.prologue(&mut own).unwrap();
-    let submit = || device.queue().submit([prologue, own.finish()]);
+    let submit = || device.queue().submit(prologue.into_iter().chain([own.finish()]));
     if spoiled {
         refused(device, submit)
     } else {
@@ -142,7 +142,7 @@ fn the_first_prologue_of_a_program_is_told_if_wgpu_refuses_it() {
         own.clear_buffer(&scope.lend(&reused).unwrap(), 0, Some(4));
         spoil(&device, &mut own);
         let prologue = scope.prologue(&mut own).unwrap();
-        refused(&device, || device.queue().submit([prologue, own.finish()]));
+        refused(&device, || device.queue().submit(prologue.into_iter().chain([own.finish()])));
         wait_for_all(&device);
         let faults = device.faults();
         let call = "a prologue that was left out, refused, or submitted too late";

@@ -177,7 +177,7 @@ async fn a_prologue_goes_with_the_programs_commands() {
         let mut own = device.device().create_command_encoder(&CommandEncoderDescriptor::default());
         let mut back = scope.read_back_in(&mut own, &backs, &view, 0, KIB).unwrap();
         let prologue = scope.prologue(&mut own).unwrap();
-        device.queue().submit([prologue, own.finish()]);
+        device.queue().submit(prologue.into_iter().chain([own.finish()]));
         (&mut back).await.unwrap();
         let expected: Vec<u8> = [[frame; 512], [0; 512]].concat();
         assert!(back.lend(|shown| shown == expected).unwrap(), "frame {frame}");

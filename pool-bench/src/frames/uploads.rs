@@ -5,7 +5,7 @@ use crate::rounds::Row;
 use bucketpool::MIB;
 use bucketpool::wgpu::wgpu::util::StagingBelt;
 use bucketpool::wgpu::wgpu::{BindGroup, Buffer, BufferUsages, CommandEncoder, SubmissionIndex};
-use bucketpool::wgpu::{FrameData, Unpooled, Uploads, Usage};
+use bucketpool::wgpu::{FrameData, Scope, Unpooled, Uploads, Usage};
 use std::num::NonZeroU64;
 
 /// Uploads of a frame, and bytes of each.
@@ -74,8 +74,7 @@ impl FrameBench {
     fn stagers<'f>(&'f self, cargo: &'f Cargo) -> Result<Vec<Contender<'f>>, Failed> {
         let part = ALL / PARTS as u64;
         let eager = self.device.uploads(part, 64 * MIB);
-        let (staged, own) =
-            (self.device.uploads(ALL, 64 * MIB), self.device.uploads(ALL, 64 * MIB));
+        let [staged, own, handed] = [(); 3].map(|()| self.device.uploads(ALL, 64 * MIB));
         let size = NonZeroU64::new(UPLOADS.1).ok_or("no bytes")?;
         let belt = |parts: usize| {
             let mut belt = StagingBelt::new(self.gpu().0.clone(), ALL / parts as u64);
@@ -85,6 +84,10 @@ impl FrameBench {
             (
                 "bucketpool, in one submission",
                 Box::new(move || self.in_flight(cargo, || self.staged(cargo, &staged, false))),
+            ),
+            (
+                "bucketpool, with an own encoder",
+                Box::new(move || self.in_flight(cargo, || self.handed(cargo, &handed))),
             ),
             (
                 "bucketpool, prologue of an own submission",
@@ -128,16 +131,28 @@ impl FrameBench {
         scope.submit().map_err(said)
     }
 
+    /// The uploads ahead of an encoder of the program, which the scope submits.
+    fn handed(&self, cargo: &Cargo, through: &Uploads) -> Result<SubmissionIndex, Failed> {
+        let (scope, encoder) = self.own(cargo, through)?;
+        scope.submit_with(encoder).map_err(said)
+    }
+
     /// The uploads ahead of an encoder of the program, in its submission.
     fn ahead(&self, cargo: &Cargo, through: &Uploads) -> Result<SubmissionIndex, Failed> {
+        let (scope, mut encoder) = self.own(cargo, through)?;
+        let prologue = scope.prologue(&mut encoder).map_err(said)?;
+        Ok(self.gpu().1.submit(prologue.into_iter().chain([encoder.finish()])))
+    }
+
+    /// A scope with the uploads, and an encoder of the program that reads them.
+    fn own(&self, cargo: &Cargo, through: &Uploads) -> Result<(Scope, CommandEncoder), Failed> {
         let mut scope = self.device.scope();
         for (to, at) in &cargo.to {
             scope.upload(through, &Unpooled(to), *at, &cargo.data).map_err(said)?;
         }
         let mut encoder = self.encoder();
         self.read(cargo, &mut encoder);
-        let prologue = scope.prologue(&mut encoder).map_err(said)?;
-        Ok(self.gpu().1.submit([prologue, encoder.finish()]))
+        Ok((scope, encoder))
     }
 
     fn belt(

@@ -139,6 +139,9 @@ impl<A: DeviceAllocator> Detached<A> {
         let mut raw = None;
         reference.release(|store| {
             let (at, block) = store.take_raw(record);
+            if let Some((block, _)) = &block {
+                store.allocator.let_go(block);
+            }
             raw = block;
             at
         });

@@ -34,7 +34,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// [`Why::TimedOut`] with the pool's figures when the timeout ends. The errors of
     /// [`BucketPool::allocate`], without a wait, if no free in these pools could help the request:
     /// its size is above the limit, or the device is out of memory although these pools have none
-    /// of it.
+    /// of it. [`Why::Unsupported`] in a browser if the request would wait: a program must not block there.
     ///
     /// # Examples
     ///
@@ -91,9 +91,12 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ) -> Result<PooledBuffer<A>, AllocError> {
         let mut request = self.request(stream, bytes, what);
         (request.refused, request.kind_of_waiter) = (refused, Kind::Thread);
-        // A request that need not wait needs no clock, which some platforms do not have.
         if let Step::Done(done) = request.advance(Waker::noop()) {
             return done;
+        }
+        if cfg!(all(target_family = "wasm", target_os = "unknown")) {
+            let call = "wait in a browser, where a program must not block: await the memory";
+            return request.give_up(DeviceError::new(Why::Unsupported, call));
         }
         let began = Instant::now();
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
@@ -326,9 +329,13 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             self.leave();
             return done;
         }
-        self.leave();
         let timeout = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
-        let cause = DeviceError::new(Why::TimedOut, "wait for memory").code(timeout);
+        self.give_up(DeviceError::new(Why::TimedOut, "wait for memory").code(timeout))
+    }
+
+    /// Leaves the line, with this reason.
+    fn give_up(mut self, cause: DeviceError) -> Result<PooledBuffer<A>, AllocError> {
+        self.leave();
         let short = self.refused.take().unwrap_or_else(|| Short::early(cause, self.bytes));
         Err(self.pool.store().refuse(Short { cause, ..short }, self.bytes, self.pool.tag))
     }

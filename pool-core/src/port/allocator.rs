@@ -153,6 +153,11 @@ pub trait DeviceAllocator: Send + Sync + 'static {
         view
     }
 
+    /// Notes that the program takes a block out of its pool
+    /// ([`Detached::into_raw`](crate::Detached::into_raw)): what was to be done to it later, such as
+    /// zeroing, is done now or not at all.
+    fn let_go(&self, _block: &Self::Block) {}
+
     /// Fills the first `bytes` bytes of a block with zeroes, in the order of `on`. The block is
     /// borrowed exclusively, so no other code accesses it meanwhile.
     ///

@@ -173,6 +173,15 @@ pub trait StreamClock: Send + Sync + 'static {
         false
     }
 
+    /// Returns the marks of all streams that the program may record work for, where uses last until the
+    /// drop ([`StreamClock::UNTIL_DROP`]).
+    ///
+    /// A buffer that was used on a stream which has ended counts as used by all of them when it is
+    /// dropped: the program may have recorded it again without telling. Makes no device call.
+    fn open_marks(&self) -> Vec<Self::Mark> {
+        Vec::new()
+    }
+
     /// Queries the device, and returns whether `after` is done.
     ///
     /// # Errors

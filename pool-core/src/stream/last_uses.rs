@@ -34,6 +34,8 @@ pub(crate) struct LastUses<C: StreamClock> {
     others: Option<Box<Vec<Used<C::Mark>>>>,
     /// True if `own` is newer than all uses in `others`.
     own_is_newest: bool,
+    /// Whether a use was forgotten because its stream has ended.
+    outlived: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -149,7 +151,8 @@ impl<M: Copy> Used<M> {
 impl<C: StreamClock> LastUses<C> {
     #[inline]
     pub(crate) fn new(own: C::Mark) -> Self {
-        Self { own: Used::new(own, Writes::Allocated, false), others: None, own_is_newest: true }
+        let own = Used::new(own, Writes::Allocated, false);
+        Self { own, others: None, own_is_newest: true, outlived: false }
     }
 
     /// Resets the marks for the next user of a block that is ready.
@@ -160,6 +163,7 @@ impl<C: StreamClock> LastUses<C> {
         }
         self.own = Used::new(own, Writes::Allocated, false);
         self.own_is_newest = true;
+        self.outlived = false;
     }
 
     /// Notes that the block is fresh, and that each stream may read it at once.
@@ -234,7 +238,9 @@ impl<C: StreamClock> LastUses<C> {
 
     fn forget(&mut self, is_over: impl Fn(&Used<C::Mark>) -> bool) {
         let Some(others) = &mut self.others else { return };
+        let known = others.len();
         others.retain(|used| !is_over(used));
+        self.outlived |= others.len() < known;
         if others.is_empty() {
             self.others = None;
         }
@@ -329,7 +335,9 @@ impl<C: StreamClock> LastUses<C> {
             others[at..].rotate_left(1);
         } else {
             // A buffer that lives long outlives streams: wgpu has one for each frame.
+            let known = others.len();
             others.retain(|used| !clock.is_obsolete(used.last));
+            self.outlived |= others.len() < known;
             others.push(Used::new(mark, Writes::None, true));
         }
         debug_assert!(others.last().is_some_and(|used| clock.same_stream(used.last, mark)));
@@ -344,6 +352,9 @@ impl<C: StreamClock> LastUses<C> {
         if self.are_closed() {
             return;
         }
+        if C::UNTIL_DROP {
+            self.use_on_open_streams(clock);
+        }
         let others = self.others.iter_mut().flat_map(|others| others.iter_mut());
         let lasts = |used: &&mut Used<C::Mark>| used.is_open() || C::UNTIL_DROP;
         for used in others.chain([&mut self.own]).filter(lasts) {
@@ -352,6 +363,22 @@ impl<C: StreamClock> LastUses<C> {
         }
         invariant!(self.uses_are_distinct(clock), "a block has one last use on each stream");
         invariant!(!self.has_open_uses(), "a free ends each use");
+    }
+
+    /// Counts a buffer that the program had for longer than one of its streams as used by all streams
+    /// that are open: the program may have recorded it in each of them, which no call told.
+    fn use_on_open_streams(&mut self, clock: &C) {
+        self.forget(|used| clock.is_obsolete(used.last));
+        if !self.outlived && !clock.is_obsolete(self.own.last) {
+            return;
+        }
+        for mark in clock.open_marks() {
+            if self.newest_first().all(|used| !clock.same_stream(used.last, mark)) {
+                let others = self.others.get_or_insert_default();
+                others.push(Used::new(mark, Writes::Written, true));
+                self.own_is_newest = false;
+            }
+        }
     }
 
     /// Returns whether no two uses are on one stream.

@@ -66,11 +66,22 @@ impl Scope {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn flush(&mut self) -> Result<SubmissionIndex, DeviceError> {
+        self.end_commands();
+        self.hand_over()
+    }
+
+    /// Ends what the scope itself has recorded, behind the zeroing that it needs.
+    fn end_commands(&mut self) {
         self.end_reads();
         let to_zero = self.table().take_zeroing(self.id);
         let Self { recording, clock, .. } = self;
+        recording.end_step(to_zero, clock.shared());
+    }
+
+    /// Hands all steps to the device.
+    fn hand_over(&mut self) -> Result<SubmissionIndex, DeviceError> {
+        let Self { recording, clock, .. } = self;
         let shared = clock.shared();
-        recording.end_step(to_zero, shared);
         let chunks = recording.take_chunks().into_iter().map(Chunk::unmap);
         let (staging, bound): (Vec<_>, Vec<_>) = chunks.partition(Unmapped::is_staging);
         self.placed.extend(bound);
@@ -92,9 +103,11 @@ impl Scope {
     ///
     /// [`Why::NotSubmitted`] if the scope's buffers must be in another encoder: the program has
     /// taken a buffer ([`WgpuView::buffer`](crate::WgpuView::buffer), [`Scope::lend`]) and never
-    /// the scope's encoder, and the scope had to zero; or it has called [`Scope::read_back_in`].
-    /// The zeroing now comes after that encoder if it is submitted already. Use
-    /// [`Scope::prologue`]. [`Why::Lost`] if the device is lost. The scope has ended all the same.
+    /// the scope's encoder; or it has called [`Scope::read_back_in`] or [`Scope::upload_in`]. Buffers
+    /// that were dropped may serve other scopes before that encoder is submitted, and zeroing comes after
+    /// it if it is submitted already. Use [`Scope::submit_with`] or [`Scope::prologue`]; where there is no
+    /// such encoder, as where bind groups are made for later frames, ask for [`Scope::encoder`].
+    /// [`Why::Lost`] if the device is lost. The scope has ended all the same.
     ///
     /// # Examples
     ///
@@ -112,30 +125,80 @@ impl Scope {
     /// drop(buffer);
     ///
     /// let scope = pool.allocator().scope();
-    /// let buffer = scope.take(&pool, KIB)?; // the same block, which the scope must zero
+    /// let buffer = scope.take(&pool, KIB)?;
     /// let lent = scope.lend(&buffer)?; // for an encoder that is not the scope's
-    /// assert_eq!(scope.submit().unwrap_err().why, Why::NotSubmitted); // `prologue` is for this
+    /// assert_eq!(scope.submit().unwrap_err().why, Why::NotSubmitted); // `submit_with` is for this
     /// # }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn submit(mut self) -> Result<SubmissionIndex, DeviceError> {
-        let late = !self.reads_elsewhere.is_empty()
-            || self.table().is_used_elsewhere(self.id) && self.table().has_zeroing(self.id);
+        let late = self.has_work_elsewhere() || self.table().is_used_elsewhere(self.id);
         let submitted = self.flush();
         self.submitted = true;
         // Closed after that: a thread that looks in between finds it open, which is only cautious.
         drop(self);
         if late {
-            let call = "submit a scope whose buffers are in another encoder: use its prologue";
+            let call =
+                "submit a scope that lent buffers and not its encoder: `submit_with` takes yours";
             return Err(DeviceError::new(Why::NotSubmitted, call));
         }
         submitted
     }
 
+    /// Submits the commands of the program behind those of the scope: the zeroing that they need, the
+    /// copies of its uploads, and what was recorded in the scope's own encoder. The usual end of a frame.
+    ///
+    /// It is one submission, and one more where something is zeroed. The pool knows at once that the
+    /// buffers serve other scopes, and needs none of the signals of [`Scope::prologue`].
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Lost`] if the device is lost. The scope has ended all the same.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device.clone(), queue));
+    /// let scope = pool.allocator().scope();
+    /// let buffer = scope.take(&pool, KIB)?;
+    /// let mut encoder = device.create_command_encoder(&Default::default());
+    /// encoder.clear_buffer(&scope.lend(&buffer)?, 0, None);
+    /// scope.submit_with(encoder)?;
+    ///
+    /// let scope = pool.allocator().scope();
+    /// pool.allocator().mark_lost(); // as the program's own callback for the loss does
+    /// let encoder = device.create_command_encoder(&Default::default());
+    /// assert_eq!(scope.submit_with(encoder).unwrap_err().why, Why::Lost);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn submit_with(mut self, commands: CommandEncoder) -> Result<SubmissionIndex, DeviceError> {
+        self.shared().living()?;
+        // The program's encoder is the scope's from now on.
+        self.table().record(self.id);
+        for filling in std::mem::take(&mut self.reads_elsewhere) {
+            filling.begin_elsewhere(self.own_encoder());
+            filling.map_after(&commands);
+            self.reads_before.push(filling);
+        }
+        self.end_commands();
+        self.recording.follow(commands.finish());
+        self.uploads_elsewhere = false;
+        let submitted = self.hand_over();
+        self.submitted = true;
+        submitted
+    }
+
     /// Ends the scope and returns what must run ahead of the program's own commands: zeroing, and
-    /// the copies of its uploads. The program submits it ahead of them, in the same call or before;
-    /// `commands` is the last of its encoders that use the scope's buffers, and is submitted no
-    /// earlier than the others. If both are dropped, the scope never ran.
+    /// the copies of its uploads; `None` if there is nothing of it. The program submits it ahead of them,
+    /// in the same call or before; `commands` is the last of its encoders that use the scope's buffers,
+    /// and is submitted no earlier than the others. If both are dropped, the scope never ran.
+    ///
+    /// It is for programs whose commands something else submits; [`Scope::submit_with`] is simpler.
     ///
     /// The buffers serve other scopes once `commands` was submitted, which the pool learns at the
     /// next poll or submission, or by
@@ -148,7 +211,8 @@ impl Scope {
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] if the scope has its own commands, which [`Scope::submit`] submits;
+    /// [`Why::Unsupported`] if the scope has commands in its own encoder ([`Scope::encoder`],
+    /// [`Scope::read_back`]), which [`Scope::submit`] and [`Scope::submit_with`] submit;
     /// [`Why::OutOfMemory`] and [`Why::Lost`] as the device says. The scope has ended, unsubmitted.
     ///
     /// # Examples
@@ -164,33 +228,61 @@ impl Scope {
     /// let mut encoder = pool.allocator().device().create_command_encoder(&Default::default());
     /// let refused = scope.prologue(&mut encoder).unwrap_err();
     /// assert_eq!(refused.why, Why::Unsupported); // `submit` is for this
+    ///
+    /// let scope = pool.allocator().scope();
+    /// assert!(scope.prologue(&mut encoder)?.is_none()); // nothing must run ahead
     /// # }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn prologue(mut self, commands: &mut CommandEncoder) -> Result<CommandBuffer, DeviceError> {
+    pub fn prologue(
+        mut self,
+        commands: &mut CommandEncoder,
+    ) -> Result<Option<CommandBuffer>, DeviceError> {
         self.shared().living()?;
         if self.table().has_recorded(self.id) || self.recording.has_commands() {
             let call = "a prologue of a scope that has its own commands: submit it";
             return Err(DeviceError::new(Why::Unsupported, call));
         }
-        let receipt = self.clock.receipts().new_receipt()?;
-        let mut prologue = self.shared().encoder("bucketpool prologue");
-        self.clock.close_after(self.id, (&prologue, commands))?;
+        let to_zero = self.table().yield_zeroing(self.id);
+        let is_empty =
+            to_zero.is_empty() && !self.recording.has_copies() && self.reads_elsewhere.is_empty();
+        let prologue = match is_empty {
+            true => {
+                self.clock.close_after(self.id, (None, commands))?;
+                None
+            }
+            false => Some(self.record_prologue(&to_zero, commands)?),
+        };
         self.yielded = true;
-        let to_zero: Vec<ToZero> = self.table().yield_zeroing(self.id);
-        zero(&mut prologue, &to_zero);
-        self.recording.copies_into(&mut prologue);
-        self.clock.receipts().issue(&receipt, &mut prologue, commands);
         for chunk in self.recording.take_chunks().into_iter().map(Chunk::unmap) {
-            let after = if chunk.is_staging() { &prologue } else { &*commands };
+            let after = prologue.as_ref().filter(|_| chunk.is_staging()).unwrap_or(commands);
             chunk.map_after(after);
         }
         self.placed.drain(..).for_each(|chunk| chunk.map_after(commands));
+        Ok(prologue.map(CommandEncoder::finish))
+    }
+
+    fn record_prologue(
+        &mut self,
+        to_zero: &[ToZero],
+        commands: &mut CommandEncoder,
+    ) -> Result<CommandEncoder, DeviceError> {
+        let receipt = self.clock.receipts().new_receipt()?;
+        let mut prologue = self.shared().encoder("bucketpool prologue");
+        self.clock.close_after(self.id, (Some(&prologue), commands))?;
+        zero(&mut prologue, to_zero);
+        self.recording.copies_into(&mut prologue);
+        self.clock.receipts().issue(&receipt, &mut prologue, commands);
         for filling in self.reads_elsewhere.drain(..) {
             filling.begin_elsewhere(&mut prologue);
             filling.map_after(commands);
         }
-        Ok(prologue.finish())
+        Ok(prologue)
+    }
+
+    /// Whether commands of the program read or write memory that the scope staged.
+    fn has_work_elsewhere(&self) -> bool {
+        self.uploads_elsewhere || !self.reads_elsewhere.is_empty()
     }
 }
 
@@ -211,7 +303,10 @@ impl Drop for Scope {
             self.shared().note(DeviceError::new(Why::NotSubmitted, call));
         }
         chunks.into_iter().for_each(Chunk::give_back);
-        self.placed.drain(..).for_each(|chunk| chunk.map_again(None));
+        // What commands of the program read is not used again, unless they were submitted here.
+        let uses_elsewhere = self.uploads_elsewhere;
+        let serves = |chunk: &Unmapped| !(uses_elsewhere && chunk.is_elsewhere());
+        self.placed.drain(..).filter(serves).for_each(|chunk| chunk.map_again(None));
         self.clock.close(self.id);
     }
 }

@@ -81,7 +81,7 @@ impl Scope {
     /// let refused = scope.read_back_in(&mut encoder, &backs, &view, KIB, 4).unwrap_err();
     /// assert_eq!(refused.why, Why::OutOfRange);
     /// let prologue = scope.prologue(&mut encoder)?;
-    /// device.queue().submit([prologue, encoder.finish()]);
+    /// device.queue().submit(prologue.into_iter().chain([encoder.finish()]));
     /// assert!(back.wait(|bytes| bytes == [7; 64])?);
     /// # }
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -3,23 +3,27 @@
 use super::Scope;
 use crate::staging::Staging;
 use crate::uploads::{FrameData, Placed, Uploads};
-use crate::view::BufferPart;
+use crate::view::{BufferPart, Place};
 use pool_core::{DeviceError, Why};
+use std::ops::Range;
 use std::sync::Arc;
-use wgpu::{BufferUsages, COPY_BUFFER_ALIGNMENT, WriteOnly};
+use wgpu::{BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder, WriteOnly};
 
 impl Scope {
     /// Writes `data` into a buffer in the order of this scope: a copy by the CPU into staging
     /// memory now, and one by the device; one for all where neighbours are written one after the
-    /// other.
+    /// other. With an encoder of the program's own it runs ahead of all commands there;
+    /// [`Scope::upload_in`] writes between them.
     ///
     /// # Errors
     ///
     /// [`Why::Unaligned`] where offset or length is no multiple of 4 bytes, unless the data ends with the
-    /// buffer: zeroes fill the last word then; [`Why::OutOfRange`] where the buffer is too short, [`Why::Foreign`] for uploads of another device or a view of
-    /// another stream, [`Why::OutOfMemory`] where staging memory cannot be had, [`Why::Limit`]
-    /// where it would pass the bound that the uploads were made with, [`Why::Unsupported`] for a
-    /// buffer without `COPY_DST`, and [`Why::Lost`] where the device is lost.
+    /// buffer: zeroes fill the last word then; [`Why::OutOfRange`] where the buffer is too short,
+    /// [`Why::Foreign`] for uploads of another device or a view of another stream, [`Why::OutOfMemory`]
+    /// where staging memory cannot be had, [`Why::Limit`] where it would pass the bound that the uploads
+    /// were made with, [`Why::Unsupported`] for a buffer without `COPY_DST`, and for bytes that were
+    /// uploaded before if the program has the buffer and not the scope's encoder: all its commands would
+    /// see the second upload ([`Scope::upload_in`]). [`Why::Lost`] where the device is lost.
     ///
     /// # Examples
     ///
@@ -52,11 +56,7 @@ impl Scope {
         data: &[u8],
     ) -> Result<(), DeviceError> {
         let words = to.place().in_words(offset, data.len() as u64)?;
-        let write = |memory: WriteOnly<'_, [u8]>| {
-            let (mut whole, mut rest) = memory.split_at(data.len());
-            whole.copy_from_slice(data);
-            rest.fill(0);
-        };
+        let write = |memory: WriteOnly<'_, [u8]>| fill(memory, data);
         self.upload_with(through, to, offset, words, write)
     }
 
@@ -97,13 +97,16 @@ impl Scope {
         bytes: u64,
         write: impl FnOnce(WriteOnly<'_, [u8]>) -> R,
     ) -> Result<R, DeviceError> {
-        if !Arc::ptr_eq(&through.0.shared, self.shared()) {
-            return Err(DeviceError::new(Why::Foreign, "upload through another device's"));
-        }
-        self.shared().living()?;
         let place = to.place();
-        self.may_use(&place)?;
-        let (at, _) = place.range(BufferUsages::COPY_DST, offset, bytes, "upload")?;
+        let range = self.may_upload(through, &place, offset, bytes)?;
+        let at = range.start;
+        if self.recording.uploads_to(place.buffer, &range)
+            && self.table().is_recorded_elsewhere(self.id, place.buffer)
+        {
+            let call =
+                "upload twice to the same bytes ahead of the program's commands: `upload_in`";
+            return Err(DeviceError::new(Why::Unsupported, call));
+        }
         if bytes == 0 {
             return Ok(write(WriteOnly::from_mut(&mut [])));
         }
@@ -112,8 +115,86 @@ impl Scope {
             self.flush()?;
         }
         let (chunk, start, written) = self.stage(&through.0, bytes, alignment, write)?;
-        self.recording.copy((chunk, start), (place.buffer, at), bytes);
+        self.recording.upload((chunk, start), (place.buffer, at), bytes);
         Ok(written)
+    }
+
+    /// Writes `data` into a buffer between commands of the program, as `StagingBelt::write_buffer` does:
+    /// commands in `commands` before it see the old bytes, and those behind it the new ones.
+    /// `commands` is submitted by [`Scope::submit_with`], or behind the scope's prologue and no later
+    /// than the encoder that the prologue is for.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Scope::upload`]; the same bytes may be written again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device.clone(), queue));
+    /// # let uploads = pool.allocator().uploads(64 * KIB, 64 * KIB);
+    /// let mut scope = pool.allocator().scope();
+    /// let on = scope.stream();
+    /// let (uniform, seen) = (scope.take(&pool, 64)?, scope.take(&pool, 128)?);
+    /// let (lent, shown) = (scope.lend(&uniform)?, scope.lend(&seen)?);
+    /// let mut encoder = device.create_command_encoder(&Default::default());
+    /// for pass in 0..2_u8 {
+    ///     scope.upload_in(&mut encoder, &uploads, &uniform.on(&on)?, 0, &[pass; 64])?;
+    ///     encoder.copy_buffer_to_buffer(&lent, 0, &shown, 64 * u64::from(pass), 64); // a draw
+    /// }
+    /// let refused = scope.upload_in(&mut encoder, &uploads, &uniform.on(&on)?, 64, &[0; 4]);
+    /// assert_eq!(refused.unwrap_err().why, Why::OutOfRange);
+    /// scope.submit_with(encoder)?;
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn upload_in(
+        &mut self,
+        commands: &mut CommandEncoder,
+        through: &Uploads,
+        to: &dyn BufferPart,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), DeviceError> {
+        let place = to.place();
+        let words = place.in_words(offset, data.len() as u64)?;
+        let range = self.may_upload(through, &place, offset, words)?;
+        if words == 0 {
+            return Ok(());
+        }
+        let write = |memory: WriteOnly<'_, [u8]>| fill(memory, data);
+        let (chunk, start, ()) = self.stage(&through.0, words, COPY_BUFFER_ALIGNMENT, write)?;
+        let chunk = self.recording.chunk_mut(chunk);
+        chunk.elsewhere = true;
+        let from = &chunk.buffer;
+        commands.copy_buffer_to_buffer(from, start, place.buffer, range.start, words);
+        self.uploads_elsewhere = true;
+        Ok(())
+    }
+
+    /// Where an upload comes to lie in its buffer.
+    fn may_upload(
+        &self,
+        through: &Uploads,
+        place: &Place<'_>,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Range<u64>, DeviceError> {
+        self.may_stage(through)?;
+        self.may_use(place)?;
+        let (at, end) = place.range(BufferUsages::COPY_DST, offset, bytes, "upload")?;
+        Ok(at..end)
+    }
+
+    fn may_stage(&self, through: &Uploads) -> Result<(), DeviceError> {
+        if !Arc::ptr_eq(&through.0.shared, self.shared()) {
+            return Err(DeviceError::new(Why::Foreign, "upload through another device's"));
+        }
+        self.shared().living()
     }
 
     /// Puts `data` where shaders of this scope can read it: one copy by the CPU, and none by the
@@ -173,4 +254,11 @@ impl Scope {
         let (at, written) = chunk.write(bytes, alignment, write)?.ok_or(none)?;
         Ok((number, at, written))
     }
+}
+
+/// Fills staging memory with data, and the rest of the last word with zeroes.
+fn fill(memory: WriteOnly<'_, [u8]>, data: &[u8]) {
+    let (mut whole, mut rest) = memory.split_at(data.len());
+    whole.copy_from_slice(data);
+    rest.fill(0);
 }

@@ -1,0 +1,37 @@
+//! A test for each finding of the second audit of November 2026: what programs that know wgpu do, and
+//! what they must not see.
+#![expect(clippy::print_stderr, reason = "tests; what did not run says so")]
+
+mod kept;
+#[path = "../present/mod.rs"]
+mod present;
+mod uploads;
+
+use pool_core::KIB;
+use pool_wgpu::{Unpooled, WgpuAllocator};
+use wgpu::{Buffer, BufferDescriptor, BufferUsages, CommandEncoder};
+
+/// A buffer that no pool has.
+fn own(device: &WgpuAllocator, bytes: u64) -> Buffer {
+    device.device().create_buffer(&BufferDescriptor {
+        label: None,
+        size: bytes,
+        usage: BufferUsages::COPY_SRC | BufferUsages::COPY_DST | BufferUsages::STORAGE,
+        mapped_at_creation: false,
+    })
+}
+
+/// An encoder of the program's own.
+fn encoder(device: &WgpuAllocator) -> CommandEncoder {
+    device.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
+}
+
+/// What a buffer of 1 KiB shows: the byte that it is full of; `None` for several.
+fn shown(device: &WgpuAllocator, buffer: &Buffer) -> Option<u8> {
+    let backs = device.read_backs(KIB);
+    let mut scope = device.scope();
+    let back = scope.read_back(&backs, &Unpooled(buffer), 0, KIB).unwrap();
+    scope.submit().unwrap();
+    let one = |bytes: &[u8]| bytes.iter().all(|byte| *byte == bytes[0]).then_some(bytes[0]);
+    back.wait(one).unwrap()
+}
