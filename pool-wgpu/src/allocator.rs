@@ -1,24 +1,25 @@
 //! Whole wgpu buffers, keyed by their usage flags.
 
-use crate::binding::Binding;
 use crate::clock::{Scopes, WgpuStream};
+use crate::groups::BindGroupStats;
 use crate::leaked;
 use crate::memory;
 use crate::readbacks::ReadBacks;
 use crate::scope::Scope;
 use crate::shared::{Shared, ToZero, lost, now};
 use crate::staging::InFlight;
+use crate::textures::Textures;
 use crate::uploads::{FrameData, Uploads};
 use crate::view::{Bindable, Usage, WgpuBlock, WgpuView};
 use pool_core::port::{MarkOf, Memory, Request, WholeBlocks, Zeroing};
 use pool_core::{DeviceAllocator, DeviceError, MIB, Why, ZeroPolicy};
 use std::fmt;
-use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 use wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, Buffer, BufferUsages,
-    COPY_BUFFER_ALIGNMENT, Device, ErrorFilter, Features, PollType, Queue, TextureView,
+    COPY_BUFFER_ALIGNMENT, Device, DeviceLostReason, ErrorFilter, Features, PollType, Queue,
+    Texture,
 };
 
 /// Uses of buffers that the CPU maps: those come and go by callbacks, through [`Uploads`] and
@@ -42,9 +43,10 @@ impl WgpuAllocator {
     /// Buffers of this device, within the limits that it was requested with. Ask for
     /// `adapter.limits()`: wgpu's defaults are smaller than most devices.
     ///
-    /// It takes the device's one callback for its loss, after which every call says so. If another
-    /// library takes it later, [`WgpuAllocator::faults`] tells. A device has one allocator: two
-    /// would not know of each other's scopes.
+    /// It takes the device's one callback for its loss, after which every call says so: wgpu drops the
+    /// program's, which [`WgpuAllocator::on_lost`] takes instead. If another library takes it later,
+    /// [`WgpuAllocator::faults`] tells. A device has one allocator: two would not know of each other's
+    /// scopes.
     #[must_use]
     pub fn new(device: Device, queue: Queue) -> Self {
         let new = Self::without_lost_callback(device, queue);
@@ -68,6 +70,39 @@ impl WgpuAllocator {
     #[must_use]
     pub fn labelled(self, name: &str) -> Self {
         Self { label: name.into(), ..self }
+    }
+
+    /// From now on the pool polls the device only where it waits: a request, an upload and a new scope run
+    /// none of the program's callbacks, except where they submit. For programs that poll themselves, as
+    /// each frame's present does. Clones of the allocator and pools over it are the same.
+    ///
+    /// Otherwise a new scope polls while a prologue is out, an upload while staging memory is at work, and
+    /// a request after wgpu refused a buffer. A poll runs all callbacks that are ready, so a program must
+    /// hold no lock in these calls that its callbacks take. A submission runs callbacks too: those of
+    /// [`Scope::submit`] and [`Scope::flush`], of a request on the queue's stream for a block that must be
+    /// zeroed, and of a scope or an encoder that is dropped with such blocks.
+    #[must_use]
+    pub fn without_polling(self) -> Self {
+        self.shared().stop_polling();
+        self
+    }
+
+    /// Calls `told` when the device is lost, as `Device::set_device_lost_callback` does, which a program
+    /// whose allocator was made by [`WgpuAllocator::new`] must not call: a device has one such callback.
+    /// A second closure takes the place of the first.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// let allocator = WgpuAllocator::new(device, queue);
+    /// allocator.on_lost(|reason, message| eprintln!("{reason:?}: {message}"));
+    /// # }
+    /// ```
+    pub fn on_lost(&self, told: impl Fn(DeviceLostReason, &str) + Send + Sync + 'static) {
+        self.shared().on_lost(Arc::new(told));
     }
 
     /// From now on every call says that the device is lost. For a program whose own callback was
@@ -236,14 +271,15 @@ impl WgpuAllocator {
     }
 
     /// Memory for data of a frame that shaders read where the CPU has put it, in chunks like those
-    /// of [`WgpuAllocator::uploads`], for these uses.
+    /// of [`WgpuAllocator::uploads`], for these uses. For copies alone (`BufferUsages::COPY_SRC`), as
+    /// `copy_buffer_to_texture` reads them, each device has it.
     ///
     /// See [`FrameData`] for an example on a device that has the feature.
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] for a device without `Features::MAPPABLE_PRIMARY_BUFFERS`, or that was
-    /// requested without it: upload through staging memory there.
+    /// [`Why::Unsupported`] for other uses on a device without `Features::MAPPABLE_PRIMARY_BUFFERS`, or
+    /// that was requested without it: upload through staging memory there.
     ///
     /// # Examples
     ///
@@ -301,12 +337,19 @@ impl WgpuAllocator {
         kept_bytes: u64,
         in_flight: InFlight,
     ) -> Result<FrameData, DeviceError> {
-        if !self.device().features().contains(Features::MAPPABLE_PRIMARY_BUFFERS) {
+        let is_any = !BufferUsages::COPY_SRC.contains(usages);
+        if is_any && !self.device().features().contains(Features::MAPPABLE_PRIMARY_BUFFERS) {
             let call = "frame data without MAPPABLE_PRIMARY_BUFFERS";
             return Err(DeviceError::new(Why::Unsupported, call));
         }
         let sizes = (chunk_bytes, kept_bytes);
         Ok(FrameData::new(self.shared().clone(), usages, sizes, in_flight))
+    }
+
+    /// Textures that serve again, for [`Scope::take_texture`].
+    #[must_use]
+    pub fn textures(&self) -> Textures {
+        Textures::new(self.clock.clone())
     }
 
     /// Memory to read results back through, of which at most `kept_bytes` are kept idle.
@@ -317,9 +360,10 @@ impl WgpuAllocator {
 
     /// A bind group of these resources by their binding numbers, cached for the next time they are
     /// bound alike, by the same layout: a pooled buffer is the same buffer each time. (A layout
-    /// that is asked of a pipeline is another one each time it is asked for.) At most 256 are
-    /// cached ([`WgpuAllocator::limit_bind_groups`]), the least recently used goes first, and those
-    /// of a buffer that goes back to wgpu go with it.
+    /// that is asked of a pipeline is another one each time it is asked for.) A group goes when none of
+    /// the 16 scopes that were opened last has used it, and with a buffer of it that goes back to wgpu.
+    ///
+    /// A cached group keeps the textures and [`Unpooled`](crate::Unpooled) buffers alive that it binds.
     ///
     /// ```
     /// # use pool_core::{BucketPool, KIB};
@@ -350,15 +394,17 @@ impl WgpuAllocator {
     ///     drop(pass);
     ///     scope.submit()?;
     /// }
-    /// assert_eq!(pool.allocator().cached_bind_groups(), 1);
+    /// let stats = pool.allocator().bind_group_stats();
+    /// assert_eq!((stats.cached, stats.hits, stats.misses), (1, 9, 1));
     /// # }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] for a view of no bytes, or for views that the layout does not take;
-    /// [`Why::Lost`] if the device is lost.
+    /// [`Why::Unsupported`] for a view of no bytes, for an array of several kinds, or for views that the
+    /// layout does not take; [`Why::OutOfRange`] for a part that its buffer does not have, and
+    /// [`Why::TooLarge`] for one beyond the device's limit; [`Why::Lost`] if the device is lost.
     pub fn bind_group(
         &self,
         layout: &BindGroupLayout,
@@ -367,19 +413,19 @@ impl WgpuAllocator {
         self.shared().living()?; // or the group would be invalid, and cached
         let mut bound = Vec::with_capacity(views.len());
         for (number, view) in views {
-            bound.push((*number, view.bound()?));
+            bound.push((*number, view.bound(None)?));
         }
         let key = Arc::new((layout.clone(), bound));
-        if let Some(group) = self.shared().groups.lock().find(&key) {
+        let scopes = self.clock.open_scopes().opened();
+        if let Some(group) = self.shared().groups.lock().find(&key, scopes) {
             return Ok(group);
         }
-        let bound = key.1.iter();
-        let entries: Vec<_> = bound
-            .map(|(binding, bound)| BindGroupEntry {
-                binding: *binding,
-                resource: bound.resource(),
-            })
-            .collect();
+        let elements = key.1.iter().map(|(_, bound)| bound.elements());
+        let elements: Vec<_> = elements.collect::<Result<_, _>>()?;
+        let entries = key.1.iter().zip(&elements).map(|((binding, bound), elements)| {
+            BindGroupEntry { binding: *binding, resource: bound.resource(elements.as_ref()) }
+        });
+        let entries: Vec<_> = entries.collect();
         let label = Some(&*self.label);
         let descriptor = BindGroupDescriptor { label, layout, entries: &entries };
         let (group, refused) = self
@@ -388,7 +434,7 @@ impl WgpuAllocator {
         if refused {
             return Err(DeviceError::new(Why::Unsupported, "create_bind_group"));
         }
-        self.shared().groups.lock().insert(&key, group.clone());
+        self.shared().groups.lock().insert(&key, group.clone(), scopes);
         Ok(group)
     }
 
@@ -399,10 +445,12 @@ impl WgpuAllocator {
         bytes: Range<u64>,
         on: &WgpuStream,
     ) -> Result<(), DeviceError> {
-        if self.clock.zero(on, ToZero::new(&block.buffer, bytes)) {
-            return Ok(());
+        let refused = DeviceError::new(Why::Other, "clear_buffer");
+        if self.shared().is_destroyed(&block.buffer) {
+            return Err(refused); // the pool drops the block, and takes another one
         }
-        Err(DeviceError::new(Why::Other, "clear_buffer"))
+        let is_zeroed = self.clock.zero(on, ToZero::new(&block.buffer, bytes));
+        if is_zeroed { Ok(()) } else { Err(refused) }
     }
 
     /// Drops the bind groups that are cached for a buffer: for one that left its pool.
@@ -447,21 +495,16 @@ impl WgpuAllocator {
         shared.leaked.alive(&shared.device).ok_or(unknown)
     }
 
-    /// Drops the bind groups that are cached for a view of a texture: a cached group keeps its
-    /// textures alive.
-    pub fn forget_bind_groups_of(&self, view: &TextureView) {
-        self.shared().groups.lock().forget(&Binding::Texture(view.clone()));
+    /// Drops the bind groups that are cached for views of a texture, which they keep alive for some
+    /// frames. Looks at all cached groups.
+    pub fn forget_bind_groups_of(&self, texture: &Texture) {
+        self.shared().groups.lock().forget_texture(texture);
     }
 
-    /// Caches at most `most` bind groups from now on; 256 unless it is called.
-    pub fn limit_bind_groups(&self, most: NonZeroUsize) {
-        self.shared().groups.lock().limit(most);
-    }
-
-    /// Bind groups that are cached.
+    /// Returns what the cache of bind groups has done.
     #[must_use]
-    pub fn cached_bind_groups(&self) -> usize {
-        self.shared().groups.lock().len()
+    pub fn bind_group_stats(&self) -> BindGroupStats {
+        self.shared().groups.lock().stats()
     }
 
     /// Its queue. What it writes belongs to the default stream.
@@ -532,6 +575,7 @@ impl DeviceAllocator for WgpuAllocator {
     fn free(&self, block: WgpuBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         self.shared().groups.lock().forget_buffer(&block.buffer);
         let WgpuBlock { buffer, label } = block;
+        self.shared().forget_destroyed(&buffer);
         drop(buffer);
         self.shared().leaked.note(label, self.device());
         Ok(())

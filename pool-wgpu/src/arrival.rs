@@ -12,6 +12,9 @@ use wgpu::{BufferAsyncError, Device, PollError, PollType, SubmissionIndex};
 /// whether one will come.
 const GRACE: Duration = Duration::from_millis(100);
 
+/// Time between two looks at whether memory has arrived, where its submission is not known.
+const TURN: Duration = Duration::from_millis(1);
+
 /// How a mapping ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -63,8 +66,8 @@ impl Arrival {
     }
 
     /// Blocks until the device has done the submission that this arrival follows, and its callback
-    /// has run. Where the program submits, the submission is not known: then all that is submitted
-    /// is waited for, and `None` returned if that did not bring it; a patient caller gives another
+    /// has run. Where the program submits, the submission is not known: then it looks every
+    /// millisecond, and returns `None` if all that is submitted did not bring it; a patient caller gives another
     /// thread's poll some time to tell.
     ///
     /// # Errors
@@ -75,16 +78,27 @@ impl Arrival {
         device: &Device,
         patient: bool,
     ) -> Result<Option<Outcome>, DeviceError> {
-        let submission_index = self.by.get().cloned();
-        let is_known = submission_index.is_some();
-        let until = PollType::Wait { submission_index, timeout: None };
-        let polled = match device.poll(until) {
-            // wgpu refused the submission. It maps the memory all the same, once earlier
-            // submissions that use it are done.
-            Err(PollError::WrongSubmissionIndex(..)) => device.poll(PollType::wait_indefinitely()),
-            polled => polled,
-        };
-        polled.map_err(|_| lost())?;
+        let is_known = self.by.get().is_some();
+        while self.outcome().is_none() {
+            let submission_index = self.by.get().cloned();
+            // Where the submission is not known, later ones are not waited for.
+            let timeout = (!is_known).then_some(TURN);
+            let polled = match device.poll(PollType::Wait { submission_index, timeout }) {
+                // wgpu refused the submission. It maps the memory all the same, once earlier
+                // submissions that use it are done.
+                Err(PollError::WrongSubmissionIndex(..)) => {
+                    device.poll(PollType::wait_indefinitely())
+                }
+                polled => polled,
+            };
+            match polled {
+                Err(PollError::Timeout) => {}
+                polled => {
+                    polled.map_err(|_| lost())?;
+                    break;
+                }
+            }
+        }
         // Another thread's poll may have taken the callback, and not called it yet.
         let mut outcome = self.outcome.lock();
         while outcome.is_none() {

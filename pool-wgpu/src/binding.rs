@@ -1,9 +1,10 @@
 //! Resources that a bind group holds.
 
 use pool_core::{DeviceError, Why};
+use std::ops::Range;
 use wgpu::{
     BindingResource, Buffer, BufferBinding, BufferSize, BufferUsages, COPY_BUFFER_ALIGNMENT,
-    Limits, Sampler, TextureView,
+    Limits, Sampler, Texture, TextureView,
 };
 
 /// A resource that a bind group holds, and by which a cached group is found.
@@ -15,40 +16,135 @@ pub enum Binding {
     Texture(TextureView),
     /// A sampler.
     Sampler(Sampler),
+    /// Resources of one kind, for a binding that is an array.
+    Array(Vec<Self>),
+}
+
+/// The elements of a binding that is an array, as wgpu wants them.
+pub(crate) enum Elements<'b> {
+    Buffers(Vec<BufferBinding<'b>>),
+    Textures(Vec<&'b TextureView>),
+    Samplers(Vec<&'b Sampler>),
 }
 
 impl Binding {
-    /// A range of a buffer, in whole words, which every block holds.
+    /// A range of a buffer, in whole words, which every block holds; a part of it, if one is named. Where
+    /// the limits are not known, wgpu compares.
     pub(crate) fn buffer(
         buffer: &Buffer,
-        offset: u64,
-        bytes: u64,
-        limits: &Limits,
+        (offset, bytes): (u64, u64),
+        part: Option<&Range<u64>>,
+        limits: Option<&Limits>,
     ) -> Result<Self, DeviceError> {
-        let refused = |call| DeviceError::new(Why::Unsupported, call);
-        let most = match buffer.usage().contains(BufferUsages::STORAGE) {
-            true => limits.max_storage_buffer_binding_size,
-            false => limits.max_uniform_buffer_binding_size,
-        };
+        let part = part.map_or(0..bytes, Range::clone);
+        if part.start > part.end || part.end > bytes {
+            let call = "bind a part that is not in the buffer (its end)";
+            let end = i64::try_from(part.end).unwrap_or(i64::MAX);
+            return Err(DeviceError::new(Why::OutOfRange, call).code(end));
+        }
+        let (offset, bytes) = (offset + part.start, part.end - part.start);
         let words = bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
+        let most = limits.map_or(u64::MAX, |limits| {
+            match buffer.usage().contains(BufferUsages::STORAGE) {
+                true => limits.max_storage_buffer_binding_size,
+                false => limits.max_uniform_buffer_binding_size,
+            }
+        });
         if words > most {
             let call = "bind more bytes than the device's limit for one binding (its code)";
             let code = i64::try_from(most).unwrap_or(i64::MAX);
             return Err(DeviceError::new(Why::TooLarge, call).code(code));
         }
-        let size = BufferSize::new(words).ok_or(refused("bind a buffer of 0 bytes"))?;
-        Ok(Self::Buffer(buffer.clone(), offset, size))
+        let refused = DeviceError::new(Why::Unsupported, "bind a buffer of 0 bytes");
+        Ok(Self::Buffer(buffer.clone(), offset, BufferSize::new(words).ok_or(refused)?))
     }
 
-    pub(crate) fn resource(&self) -> BindingResource<'_> {
+    /// The buffers among it.
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = &Buffer> {
+        self.parts().iter().filter_map(|part| match part {
+            Self::Buffer(buffer, ..) => Some(buffer),
+            Self::Texture(_) | Self::Sampler(_) | Self::Array(_) => None,
+        })
+    }
+
+    /// Whether it has a view of this texture.
+    pub(crate) fn shows(&self, texture: &Texture) -> bool {
+        self.parts().iter().any(|part| match part {
+            Self::Texture(view) => view.texture() == texture,
+            Self::Buffer(..) | Self::Sampler(_) | Self::Array(_) => false,
+        })
+    }
+
+    fn parts(&self) -> &[Self] {
         match self {
-            Self::Buffer(buffer, offset, size) => BindingResource::Buffer(BufferBinding {
+            Self::Array(elements) => elements,
+            one => std::slice::from_ref(one),
+        }
+    }
+
+    /// The elements of an array, `None` for another resource.
+    ///
+    /// # Errors
+    ///
+    /// Elements of several kinds, or none.
+    pub(crate) fn elements(&self) -> Result<Option<Elements<'_>>, DeviceError> {
+        let Self::Array(elements) = self else { return Ok(None) };
+        let mixed =
+            DeviceError::new(Why::Unsupported, "an array of no or several kinds of binding");
+        let found = match elements.first() {
+            Some(Self::Buffer(..)) => {
+                let all = elements.iter().map(Self::as_buffer).collect();
+                Some(Elements::Buffers(Option::<Vec<_>>::ok_or(all, mixed)?))
+            }
+            Some(Self::Texture(_)) => {
+                let view = |element| match element {
+                    &Self::Texture(ref view) => Some(view),
+                    _ => None,
+                };
+                let all: Option<Vec<_>> = elements.iter().map(view).collect();
+                Some(Elements::Textures(all.ok_or(mixed)?))
+            }
+            Some(Self::Sampler(_)) => {
+                let sampler = |element| match element {
+                    &Self::Sampler(ref sampler) => Some(sampler),
+                    _ => None,
+                };
+                let all: Option<Vec<_>> = elements.iter().map(sampler).collect();
+                Some(Elements::Samplers(all.ok_or(mixed)?))
+            }
+            Some(Self::Array(_)) | None => return Err(mixed),
+        };
+        Ok(found)
+    }
+
+    fn as_buffer(&self) -> Option<BufferBinding<'_>> {
+        match self {
+            Self::Buffer(buffer, offset, size) => {
+                Some(BufferBinding { buffer, offset: *offset, size: Some(*size) })
+            }
+            _ => None,
+        }
+    }
+
+    /// The resource. `elements` are those of this binding.
+    pub(crate) fn resource<'b>(
+        &'b self,
+        elements: Option<&'b Elements<'b>>,
+    ) -> BindingResource<'b> {
+        match (self, elements) {
+            (Self::Buffer(buffer, offset, size), _) => BindingResource::Buffer(BufferBinding {
                 buffer,
                 offset: *offset,
                 size: Some(*size),
             }),
-            Self::Texture(view) => BindingResource::TextureView(view),
-            Self::Sampler(sampler) => BindingResource::Sampler(sampler),
+            (Self::Texture(view), _) => BindingResource::TextureView(view),
+            (Self::Sampler(sampler), _) => BindingResource::Sampler(sampler),
+            (Self::Array(_), Some(Elements::Buffers(all))) => BindingResource::BufferArray(all),
+            (Self::Array(_), Some(Elements::Textures(all))) => {
+                BindingResource::TextureViewArray(all)
+            }
+            (Self::Array(_), Some(Elements::Samplers(all))) => BindingResource::SamplerArray(all),
+            (Self::Array(_), None) => BindingResource::BufferArray(&[]),
         }
     }
 }

@@ -88,8 +88,7 @@ impl Scopes {
     /// Learns which prologues were submitted: wgpu tells it from inside a poll.
     pub(crate) fn learn_of_submissions(&self) {
         if self.0.open.any_yielded() {
-            // A lost device is told by the next call.
-            let _ = self.0.shared.device.poll(PollType::Poll);
+            self.0.shared.poll();
         }
     }
 

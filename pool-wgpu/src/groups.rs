@@ -1,109 +1,119 @@
 //! Bind groups that are cached: a pooled buffer is the same buffer each time, so the group that
 //! binds it is too.
+//!
+//! A group goes when none of the last scopes has used it. So the cache is as large as what a few frames
+//! use, and what a group keeps alive, such as the textures of a window that was resized, goes soon.
 
 use crate::binding::Binding;
 use lru::LruCache;
 use std::collections::{HashMap, HashSet};
-use std::num::NonZeroUsize;
 use std::sync::Arc;
-use wgpu::{BindGroup, BindGroupLayout, Buffer, TextureView};
+use wgpu::{BindGroup, BindGroupLayout, Buffer, Texture};
 
-/// Groups that are cached unless the program says otherwise.
-const DEFAULT: NonZeroUsize = NonZeroUsize::new(256).unwrap();
+/// Scopes that are opened after the last use of a group until it goes: some frames, also where a frame has
+/// several.
+const AGE: u64 = 16;
 
 /// A layout, and what is bound at each number.
 pub(crate) type Key = Arc<(BindGroupLayout, Vec<(u32, Binding)>)>;
 
 /// The groups of one device, the least recently used first to go.
 pub(crate) struct Groups {
-    cached: LruCache<Key, BindGroup>,
-    /// The groups that bind a buffer, or a view of a texture.
-    of: HashMap<Held, HashSet<Key>>,
+    cached: LruCache<Key, Cached>,
+    /// The groups that bind a buffer, which go before it does.
+    of: HashMap<Buffer, HashSet<Key>>,
+    hits: u64,
+    misses: u64,
 }
 
-/// A resource that goes before the groups that bind it would.
-#[derive(Clone, PartialEq, Eq, Hash)]
-enum Held {
-    Buffer(Buffer),
-    Texture(TextureView),
+struct Cached {
+    group: BindGroup,
+    /// The number of scopes that were opened when it was used last.
+    used: u64,
 }
 
-impl Held {
-    fn of(binding: &Binding) -> Option<Self> {
-        match binding {
-            Binding::Buffer(buffer, ..) => Some(Self::Buffer(buffer.clone())),
-            Binding::Texture(view) => Some(Self::Texture(view.clone())),
-            Binding::Sampler(_) => None,
-        }
-    }
+/// What the cache of bind groups has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BindGroupStats {
+    /// Groups that are cached now.
+    pub cached: usize,
+    /// Requests that found a group.
+    pub hits: u64,
+    /// Requests that made one.
+    pub misses: u64,
 }
 
 impl Default for Groups {
     fn default() -> Self {
-        Self { cached: LruCache::new(DEFAULT), of: HashMap::new() }
+        Self { cached: LruCache::unbounded(), of: HashMap::new(), hits: 0, misses: 0 }
     }
 }
 
-fn held(key: &Key) -> impl Iterator<Item = Held> {
-    key.1.iter().filter_map(|(_, binding)| Held::of(binding))
+fn buffers(key: &Key) -> impl Iterator<Item = &Buffer> {
+    key.1.iter().flat_map(|(_, binding)| binding.buffers())
 }
 
 impl Groups {
-    pub(crate) fn find(&mut self, key: &Key) -> Option<BindGroup> {
-        self.cached.get(key).cloned()
+    /// Finds a group, for a use after so many scopes.
+    pub(crate) fn find(&mut self, key: &Key, scopes: u64) -> Option<BindGroup> {
+        let found = self.cached.get_mut(key)?;
+        found.used = scopes;
+        self.hits += 1;
+        Some(found.group.clone())
     }
 
-    /// Caches a group, and lets the least recently used go for it.
-    pub(crate) fn insert(&mut self, key: &Key, group: BindGroup) {
-        for held in held(key) {
-            self.of.entry(held).or_default().insert(key.clone());
+    /// Caches a group that was made after so many scopes.
+    pub(crate) fn insert(&mut self, key: &Key, group: BindGroup, scopes: u64) {
+        for buffer in buffers(key) {
+            self.of.entry(buffer.clone()).or_default().insert(key.clone());
         }
-        if let Some((old, _)) = self.cached.push(key.clone(), group)
-            && old != *key
+        self.misses += 1;
+        self.cached.push(key.clone(), Cached { group, used: scopes });
+    }
+
+    /// Removes the groups that none of the last scopes has used. The caller drops them without the lock.
+    pub(crate) fn age(&mut self, scopes: u64) -> Vec<Key> {
+        let mut old = Vec::new();
+        while let Some((_, group)) = self.cached.peek_lru()
+            && group.used + AGE < scopes
+            && let Some((key, _)) = self.cached.pop_lru()
         {
-            self.unlink(&old);
+            self.unlink(&key);
+            old.push(key);
         }
+        old
     }
 
     /// A buffer goes: its groups go first.
     pub(crate) fn forget_buffer(&mut self, buffer: &Buffer) {
-        self.forget_held(&Held::Buffer(buffer.clone()));
-    }
-
-    /// A resource goes: its groups go first.
-    pub(crate) fn forget(&mut self, binding: &Binding) {
-        if let Some(held) = Held::of(binding) {
-            self.forget_held(&held);
-        }
-    }
-
-    fn forget_held(&mut self, held: &Held) {
-        for key in self.of.remove(held).into_iter().flatten() {
+        for key in self.of.remove(buffer).into_iter().flatten() {
             self.cached.pop(&key);
             self.unlink(&key);
         }
     }
 
-    /// How many are cached at most from now on.
-    pub(crate) fn limit(&mut self, most: NonZeroUsize) {
-        while self.cached.len() > most.get() {
-            if let Some((old, _)) = self.cached.pop_lru() {
-                self.unlink(&old);
-            }
+    /// A texture goes: the groups that have a view of it go first.
+    pub(crate) fn forget_texture(&mut self, texture: &Texture) {
+        let shows = |key: &&Key| key.1.iter().any(|(_, binding)| binding.shows(texture));
+        let keys: Vec<Key> =
+            self.cached.iter().map(|(key, _)| key).filter(shows).cloned().collect();
+        for key in keys {
+            self.cached.pop(&key);
+            self.unlink(&key);
         }
-        self.cached.resize(most);
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.cached.len()
+    pub(crate) fn stats(&self) -> BindGroupStats {
+        BindGroupStats { cached: self.cached.len(), hits: self.hits, misses: self.misses }
     }
 
     fn unlink(&mut self, key: &Key) {
-        for held in held(key) {
-            if let Some(keys) = self.of.get_mut(&held) {
+        for buffer in buffers(key) {
+            if let Some(keys) = self.of.get_mut(buffer) {
                 keys.remove(key);
                 if keys.is_empty() {
-                    self.of.remove(&held);
+                    self.of.remove(buffer);
                 }
             }
         }

@@ -21,11 +21,46 @@ impl Scope {
         pool.allocate_on(&self.stream(), bytes)
     }
 
+    /// Takes a buffer of a pool that the commands fill before they read it: it is not zeroed, and shows
+    /// what its last owner left, like memory of a pool that was built with `ZeroPolicy::Never`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::allocate_on`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// let scope = pool.allocator().scope();
+    /// let tile = scope.take_to_fill(&pool, KIB)?; // a dispatch writes all of it
+    /// assert!(scope.take_to_fill(&pool, u64::MAX).is_err());
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn take_to_fill(
+        &self,
+        pool: &BucketPool<WgpuAllocator>,
+        bytes: u64,
+    ) -> Result<PooledBuffer<WgpuAllocator>, AllocError> {
+        let taken = self.take(pool, bytes)?;
+        let on = self.stream();
+        if let Ok(used) = taken.on(&on) {
+            drop(self.table().take_zeroing_in(self.stream().scope(), used.whole()));
+        }
+        Ok(taken)
+    }
+
     /// Returns the buffer behind a pooled one, for commands of this scope or of the encoder that
     /// its prologue is for. The pooled buffer counts as used by this scope until it is dropped;
     /// kept past that, the buffer shows its next owner's data ([`WgpuAllocator::kept_clones`]).
     /// What the queue writes by itself (`Queue::write_buffer`) runs ahead of the prologue, which
-    /// would zero it: upload in the scope.
+    /// would zero it: upload in the scope, or take the buffer by [`BucketPool::allocate`], which zeroes
+    /// it at once.
     ///
     /// # Errors
     ///

@@ -66,20 +66,26 @@ mod shared;
 mod signals;
 mod slabs;
 mod staging;
+mod texels;
+mod textures;
 mod transfer;
 mod uploads;
 mod view;
 
 pub use allocator::WgpuAllocator;
 pub use clock::{Scopes, WgpuStream};
+pub use groups::BindGroupStats;
 pub use readback::ReadBack;
 pub use readbacks::ReadBacks;
 pub use scope::Scope;
-pub use slabs::{ReadWrite, Role, SlabView, Uniform, WgpuSlabs};
+pub use slabs::{Index, Indirect, ReadWrite, Role, SlabView, Uniform, Vertex, WgpuSlabs};
 pub use staging::InFlight;
+pub use textures::{PooledTexture, Textures};
 pub use transfer::WgpuArrival;
 pub use uploads::{FrameData, Placed, Uploads};
-pub use view::{Bindable, BufferPart, Unpooled, Usage, WgpuBlock, WgpuView};
+pub use view::{
+    Bindable, BindingArray, BindingPart, BufferPart, Unpooled, Usage, WgpuBlock, WgpuView,
+};
 
 /// The wgpu that this crate was built with.
 pub use wgpu;

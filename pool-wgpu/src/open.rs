@@ -100,6 +100,11 @@ impl OpenScopes {
         scope
     }
 
+    /// Returns how many scopes were opened so far.
+    pub(crate) fn opened(&self) -> u64 {
+        self.last.load(Relaxed)
+    }
+
     /// Closes a scope. Zeroing that is not submitted yet must not be left out, although its
     /// commands never ran: its blocks may be used by others now. So it stays open until all of that
     /// is submitted.
@@ -237,6 +242,14 @@ impl OpenScopes {
     fn is_so(&self, scope: u64, is: impl FnOnce(&OpenScope) -> bool) -> bool {
         // A scope is lent by the threads that use it, and they see that.
         self.keeping.load(Relaxed) > 0 && self.scopes.lock().get(&scope).is_some_and(is)
+    }
+
+    /// Takes the newest zeroing of a buffer in a scope.
+    pub(crate) fn take_zeroing_in(&self, scope: u64, buffer: &Buffer) -> Option<ToZero> {
+        let mut scopes = self.scopes.lock();
+        let to_zero = &mut scopes.get_mut(&scope)?.to_zero;
+        let at = to_zero.iter().rposition(|zero| zero.is_of(buffer))?;
+        Some(to_zero.remove(at))
     }
 
     /// Takes the zeroing of a buffer that leaves its pool, where the scope has run none of its steps.

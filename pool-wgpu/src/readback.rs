@@ -3,6 +3,7 @@
 use crate::arrival::Outcome;
 use crate::readbacks::ReadChunk;
 use crate::shared::lost;
+use crate::texels::Rows;
 use pool_core::{DeviceError, Why};
 use std::fmt;
 use std::future::Future;
@@ -22,6 +23,8 @@ pub struct ReadBack {
     pub(crate) chunk: Arc<ReadChunk>,
     pub(crate) at: u64,
     pub(crate) bytes: u64,
+    /// How texels lie in the bytes.
+    pub(crate) rows: Option<Rows>,
     /// Where commands of the program copy the nonce to when they copy the bytes.
     pub(crate) word: Option<u64>,
 }
@@ -146,7 +149,11 @@ impl ReadBack {
         let buffer = self.chunk.buffer().ok_or(refused)?;
         let words = self.bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
         let mapped = buffer.get_mapped_range(self.at..self.at + words).map_err(|_| refused)?;
-        Ok(read(&mapped[..usize::try_from(self.bytes).unwrap_or(0)]))
+        let bytes = &mapped[..usize::try_from(self.bytes).unwrap_or(0)];
+        Ok(match self.rows.filter(|rows| !rows.are_dense()) {
+            Some(rows) => read(&rows.gather(bytes)),
+            None => read(bytes),
+        })
     }
 }
 

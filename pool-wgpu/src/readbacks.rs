@@ -69,7 +69,15 @@ pub(crate) struct Filling {
     pub(crate) chunk: Arc<ReadChunk>,
     nonce: Nonce,
     used: u64,
+    /// Where commands of the program copy the nonce to.
+    words: Vec<u64>,
 }
+
+/// Read-backs begin at multiples of this many bytes: what may be mapped, and the largest texel.
+const ROOM_ALIGNMENT: u64 = 2 * MAP_ALIGNMENT;
+
+/// Words that are zeroed one by one; of more, all bytes up to the last.
+const FEW_WORDS: usize = 16;
 
 fn refused(call: &'static str) -> DeviceError {
     DeviceError::new(Why::Other, call)
@@ -115,7 +123,7 @@ impl ReadBacks {
             brought: OnceLock::new(),
             elsewhere,
         });
-        Ok(Filling { chunk, nonce, used: 0 })
+        Ok(Filling { chunk, nonce, used: 0, words: Vec::new() })
     }
 }
 
@@ -169,7 +177,7 @@ impl ReadMemory {
 impl Filling {
     /// Returns where `bytes` bytes begin, if there is room.
     pub(crate) fn room(&mut self, bytes: u64) -> Option<u64> {
-        let at = self.used.next_multiple_of(MAP_ALIGNMENT);
+        let at = self.used.next_multiple_of(ROOM_ALIGNMENT);
         let end = at.checked_add(bytes)?;
         let fits = end <= self.chunk.size() - STAMP;
         fits.then(|| {
@@ -195,11 +203,24 @@ impl Filling {
         }
     }
 
-    /// Begins a chunk that commands of the program fill behind a prologue: the prologue zeroes it,
-    /// so that words which ran ahead of the prologue do not count, and stamps it.
+    /// Notes that commands of the program copy the nonce to `at`.
+    pub(crate) fn add_word(&mut self, at: u64) {
+        self.words.push(at);
+    }
+
+    /// Begins a chunk that commands of the program fill behind a prologue: the prologue zeroes its words,
+    /// so that those which ran ahead of the prologue do not count, and stamps it.
     pub(crate) fn begin_elsewhere(&self, prologue: &mut CommandEncoder) {
-        if let Some(buffer) = self.chunk.buffer() {
-            prologue.clear_buffer(buffer, 0, Some(buffer.size() - STAMP));
+        let Some(buffer) = self.chunk.buffer() else { return };
+        match self.words.last() {
+            Some(last) if self.words.len() > FEW_WORDS => {
+                prologue.clear_buffer(buffer, 0, Some(last + Nonce::BYTES));
+            }
+            _ => {
+                for word in &self.words {
+                    prologue.clear_buffer(buffer, *word, Some(Nonce::BYTES));
+                }
+            }
         }
         self.stamp(prologue);
     }

@@ -3,7 +3,7 @@
 use crate::arrival::Outcome;
 use crate::nonces::Nonce;
 use crate::readbacks::{Filling, ReadBacks, ReadChunk};
-use crate::shared::Shared;
+use crate::shared::{Shared, ToZero};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
 use std::sync::Arc;
@@ -15,7 +15,13 @@ const KEPT: u64 = 64 << 10;
 /// The receipts of one device. A prologue stamps one, and the program's commands bring it back.
 pub(crate) struct Receipts {
     memory: ReadBacks,
-    expected: Mutex<Vec<Arc<ReadChunk>>>,
+    expected: Mutex<Vec<Expected>>,
+}
+
+/// A receipt on its way, and what its prologue was to zero.
+struct Expected {
+    chunk: Arc<ReadChunk>,
+    to_zero: Vec<ToZero>,
 }
 
 impl Receipts {
@@ -32,28 +38,31 @@ impl Receipts {
     /// word. So the stamp and the word are both there only if the prologue ran before the commands.
     pub(crate) fn issue(
         &self,
-        receipt: &Filling,
-        prologue: &mut CommandEncoder,
-        commands: &mut CommandEncoder,
+        receipt: &mut Filling,
+        to_zero: Vec<ToZero>,
+        (prologue, commands): (&mut CommandEncoder, &mut CommandEncoder),
     ) {
+        receipt.add_word(0);
         receipt.begin_elsewhere(prologue);
         receipt.set_word(commands, 0);
         receipt.map_after(commands);
-        self.expected.lock().push(receipt.chunk.clone());
+        self.expected.lock().push(Expected { chunk: receipt.chunk.clone(), to_zero });
     }
 
     /// Notes the faults of prologues whose receipts came back without the stamp or the word.
     pub(crate) fn look(&self) {
         let came: Vec<_> = {
             let mut expected = self.expected.lock();
-            expected.extract_if(.., |chunk| chunk.arrival.outcome().is_some()).collect()
+            expected.extract_if(.., |came| came.chunk.arrival.outcome().is_some()).collect()
         };
-        for chunk in came {
+        for Expected { chunk, to_zero } in came {
             let shared = chunk.shared();
             let mapped = chunk.arrival.outcome() == Some(Outcome::Mapped);
             if mapped && !shared.is_lost() && !(chunk.brought() && chunk.has_word(0)) {
                 let call = "a prologue that was left out, refused, or submitted too late";
                 shared.note(DeviceError::new(Why::NotSubmitted, call));
+                // A buffer that the program has destroyed would have each later frame refused, too.
+                shared.look_for_destroyed(&to_zero);
             }
         }
     }

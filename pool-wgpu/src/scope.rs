@@ -2,6 +2,7 @@
 
 mod ending;
 mod reading;
+mod texturing;
 mod uploading;
 
 use crate::clock::{Scopes, WgpuStream};
@@ -75,8 +76,11 @@ pub struct Scope {
 impl Scope {
     pub(crate) fn open(clock: &Scopes) -> Self {
         clock.learn_of_submissions();
+        let id = clock.open_scopes().open();
+        let old = clock.shared().groups.lock().age(id);
+        drop(old); // without the lock
         Self {
-            id: clock.open_scopes().open(),
+            id,
             clock: clock.clone(),
             recording: Recording::default(),
             placed: Vec::new(),
@@ -105,11 +109,11 @@ impl Scope {
         self.clock.stream(self.id)
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         self.clock.shared()
     }
 
-    fn table(&self) -> &Arc<OpenScopes> {
+    pub(crate) fn table(&self) -> &Arc<OpenScopes> {
         self.clock.open_scopes()
     }
 

@@ -5,6 +5,7 @@ use crate::groups::Groups;
 use crate::leaked::LeakedClones;
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
+use std::collections::HashSet;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::pin;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 use wgpu::{
     Buffer, BufferDescriptor, COPY_BUFFER_ALIGNMENT, CommandEncoder, CommandEncoderDescriptor,
-    Device, ErrorFilter, Limits, PollType, Queue,
+    Device, DeviceLostReason, ErrorFilter, Limits, PollType, Queue,
 };
 
 /// Faults that are remembered at most.
@@ -30,8 +31,16 @@ pub(crate) struct Shared {
     lost: Arc<AtomicBool>,
     /// The device's one callback for its loss is another's by now.
     replaced: Arc<AtomicBool>,
+    on_lost: Arc<Mutex<Option<OnLost>>>,
+    /// Whether calls that do not wait may poll the device.
+    polls: AtomicBool,
+    /// Buffers in the pools' hands that the program has destroyed.
+    destroyed: Mutex<HashSet<Buffer>>,
     faults: Mutex<Faults>,
 }
+
+/// What the program calls when the device is lost.
+pub(crate) type OnLost = Arc<dyn Fn(DeviceLostReason, &str) + Send + Sync>;
 
 /// What the program calls for each fault.
 pub(crate) type OnFault = Arc<dyn Fn(DeviceError) + Send + Sync>;
@@ -69,11 +78,16 @@ impl ToZero {
 struct Told {
     lost: Arc<AtomicBool>,
     replaced: Arc<AtomicBool>,
+    on_lost: Arc<Mutex<Option<OnLost>>>,
 }
 
 impl Told {
-    fn lose(&self) {
+    fn lose(&self, reason: DeviceLostReason, message: &str) {
         self.lost.store(true, Relaxed);
+        let told = self.on_lost.lock().clone();
+        if let Some(told) = told {
+            told(reason, message);
+        }
     }
 }
 
@@ -89,15 +103,68 @@ impl Shared {
         let (id, limits) = (NEXT.fetch_add(1, Relaxed), device.limits());
         let (leaked, groups, faults) =
             (LeakedClones::default(), Mutex::default(), Mutex::default());
-        let (lost, replaced) = (Arc::default(), Arc::default());
-        Self { id, device, queue, limits, leaked, groups, lost, replaced, faults }
+        Self {
+            id,
+            device,
+            queue,
+            limits,
+            leaked,
+            groups,
+            lost: Arc::default(),
+            replaced: Arc::default(),
+            on_lost: Arc::default(),
+            polls: AtomicBool::new(true),
+            destroyed: Mutex::default(),
+            faults,
+        }
     }
 
     /// Takes the device's one callback for its loss.
     pub(crate) fn learn_of_loss(&self) {
         let (lost, replaced) = (self.lost.clone(), self.replaced.clone());
-        let told = Told { lost, replaced };
-        self.device.set_device_lost_callback(move |_, _| told.lose());
+        let told = Told { lost, replaced, on_lost: self.on_lost.clone() };
+        self.device.set_device_lost_callback(move |reason, message| told.lose(reason, &message));
+    }
+
+    pub(crate) fn on_lost(&self, told: OnLost) {
+        *self.on_lost.lock() = Some(told);
+    }
+
+    pub(crate) fn stop_polling(&self) {
+        self.polls.store(false, Relaxed);
+    }
+
+    /// Lets wgpu run the callbacks that are ready, unless the program polls itself.
+    pub(crate) fn poll(&self) {
+        if self.polls.load(Relaxed) {
+            // A lost device is told by the next call.
+            let _ = self.device.poll(PollType::Poll);
+        }
+    }
+
+    /// Whether the program has destroyed a buffer, as far as that was noticed.
+    pub(crate) fn is_destroyed(&self, buffer: &Buffer) -> bool {
+        let destroyed = self.destroyed.lock();
+        !destroyed.is_empty() && destroyed.contains(buffer)
+    }
+
+    pub(crate) fn forget_destroyed(&self, buffer: &Buffer) {
+        self.destroyed.lock().remove(buffer);
+    }
+
+    /// Looks which of these buffers the program has destroyed: wgpu refuses to record them. Nothing is
+    /// submitted.
+    pub(crate) fn look_for_destroyed(&self, to_zero: &[ToZero]) {
+        for one in to_zero.chunks(1) {
+            let record = || {
+                let mut encoder = self.encoder("bucketpool look");
+                zero(&mut encoder, one);
+                encoder.finish()
+            };
+            if self.refused(ErrorFilter::Validation, record).1 {
+                self.destroyed.lock().extend(one.iter().map(|one| one.buffer.clone()));
+            }
+        }
     }
 
     pub(crate) fn mark_lost(&self) {
@@ -148,13 +215,15 @@ impl Shared {
 
     /// A new buffer, checked before anybody gets it.
     pub(crate) fn create(&self, descriptor: &BufferDescriptor<'_>) -> Result<Buffer, DeviceError> {
-        // The device's loss is told by a poll.
-        let _ = self.device.poll(PollType::Poll);
         self.living()?;
         // A buffer is returned even where it is invalid.
         let ((buffer, invalid), out) = self.refused(ErrorFilter::OutOfMemory, || {
             self.refused(ErrorFilter::Validation, || self.device.create_buffer(descriptor))
         });
+        if invalid || out {
+            self.poll(); // which tells the device's loss
+            self.living()?;
+        }
         match (invalid, out) {
             (false, false) => Ok(buffer),
             (_, true) => Err(DeviceError::new(Why::OutOfMemory, "create_buffer")),
@@ -190,6 +259,7 @@ impl Shared {
             return true;
         }
         // A buffer that cannot be zeroed must not take the others with it.
+        self.look_for_destroyed(to_zero);
         for one in to_zero.chunks(1).filter(|one| one.len() < to_zero.len()) {
             self.zero_together(one);
         }

@@ -19,6 +19,10 @@ use std::ops::Range;
 use wgpu::{BindingResource, Buffer, BufferUsages, Limits};
 
 /// The binding that all pieces of a slab have.
+///
+/// A role of the program's own promises that commands use all pieces alike: within a dispatch or a draw
+/// that one piece is written in, all others are bound in the same way, and nothing copies between two
+/// pieces.
 pub trait Role: Send + Sync + 'static {
     /// The uses of a slab.
     const USAGES: BufferUsages;
@@ -34,6 +38,18 @@ pub enum Uniform {}
 #[derive(Clone, Copy, Debug)]
 pub enum ReadWrite {}
 
+/// Vertices: written by copies and by the queue, read by draws.
+#[derive(Clone, Copy, Debug)]
+pub enum Vertex {}
+
+/// Indices: written by copies and by the queue, read by draws.
+#[derive(Clone, Copy, Debug)]
+pub enum Index {}
+
+/// Arguments of indirect draws and dispatches: written by copies and by the queue.
+#[derive(Clone, Copy, Debug)]
+pub enum Indirect {}
+
 impl Role for Uniform {
     const USAGES: BufferUsages = BufferUsages::UNIFORM.union(BufferUsages::COPY_SRC);
     fn alignment(limits: &Limits) -> u32 {
@@ -45,6 +61,28 @@ impl Role for ReadWrite {
     const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC);
     fn alignment(limits: &Limits) -> u32 {
         limits.min_storage_buffer_offset_alignment
+    }
+}
+
+impl Role for Vertex {
+    const USAGES: BufferUsages = BufferUsages::VERTEX.union(BufferUsages::COPY_SRC);
+    /// wgpu's own is 4; 16 fits vertices of four floats.
+    fn alignment(_: &Limits) -> u32 {
+        16
+    }
+}
+
+impl Role for Index {
+    const USAGES: BufferUsages = BufferUsages::INDEX.union(BufferUsages::COPY_SRC);
+    fn alignment(_: &Limits) -> u32 {
+        4
+    }
+}
+
+impl Role for Indirect {
+    const USAGES: BufferUsages = BufferUsages::INDIRECT.union(BufferUsages::COPY_SRC);
+    fn alignment(_: &Limits) -> u32 {
+        4
     }
 }
 
@@ -202,8 +240,8 @@ impl<'b, R: Role> SlabView<'b, R> {
 }
 
 impl<R: Role> Bound for SlabView<'_, R> {
-    fn bound(&self) -> Result<Binding, DeviceError> {
-        self.view.bound()
+    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        self.view.bound(part)
     }
 }
 

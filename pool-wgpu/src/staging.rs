@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use wgpu::{
     Buffer, BufferAsyncError, BufferDescriptor, BufferUsages, COPY_BUFFER_ALIGNMENT,
-    CommandEncoder, MAP_ALIGNMENT, MapMode, PollType, SubmissionIndex, WriteOnly,
+    CommandEncoder, MAP_ALIGNMENT, MapMode, SubmissionIndex, WriteOnly,
 };
 
 /// A bound on staging memory that scopes and the device have, in bytes, and what an upload that
@@ -123,7 +123,8 @@ impl Staging {
         self.shared.living()?;
         let buffer = self.take(bytes).or_else(|| {
             // Callbacks run inside a poll.
-            let _ = self.shared.device.poll(PollType::Poll);
+            let is_any_at_work = !self.chunks.lock().at_work.is_empty();
+            is_any_at_work.then(|| self.shared.poll());
             self.take(bytes)
         });
         let buffer = match buffer {

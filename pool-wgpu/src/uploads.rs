@@ -8,6 +8,7 @@ use crate::view::sealed::{Bound, Part};
 use crate::view::{Bindable, BufferPart, Place};
 use pool_core::{DeviceError, Why};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use wgpu::{Buffer, BufferUsages};
 
@@ -157,12 +158,13 @@ impl Placed {
 }
 
 impl Bound for Placed {
-    fn bound(&self) -> Result<Binding, DeviceError> {
+    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         if !self.clock.open_scopes().takes_work(self.on.scope()) {
             let call = "bind placed data after its scope";
             return Err(DeviceError::new(Why::Foreign, call));
         }
-        Binding::buffer(&self.buffer, self.offset, self.bytes, &self.clock.shared().limits)
+        let limits = &self.clock.shared().limits;
+        Binding::buffer(&self.buffer, (self.offset, self.bytes), part, Some(limits))
     }
 }
 

@@ -4,9 +4,11 @@ use crate::binding::Binding;
 use crate::clock::{Scopes, WgpuStream};
 use pool_core::buffer::Use;
 use pool_core::{DeviceAllocator, DeviceError, StreamClock, Why};
+use std::fmt;
+use std::ops::Range;
 use wgpu::{
-    BindingResource, Buffer, BufferBinding, BufferUsages, COPY_BUFFER_ALIGNMENT, Sampler,
-    TextureView,
+    BindingResource, Buffer, BufferBinding, BufferSize, BufferSlice, BufferUsages,
+    COPY_BUFFER_ALIGNMENT, Sampler, TextureView, WriteOnly,
 };
 
 /// Uses of a buffer; a block serves again for the same flags only.
@@ -34,15 +36,67 @@ pub struct WgpuView<'b> {
     pub(crate) clock: &'b Scopes,
 }
 
-/// A buffer that no pool has, as the source or target of a scope's copies: its order is the
-/// program's business.
+/// A buffer that no pool has, as the source or target of a scope's copies and in bind groups: its order
+/// is the program's business.
 #[derive(Clone, Copy, Debug)]
 pub struct Unpooled<'b>(pub &'b Buffer);
 
 /// A resource of a cached bind group
 /// ([`WgpuAllocator::bind_group`](crate::WgpuAllocator::bind_group)): a view of a pooled buffer or
-/// of a piece of a slab, placed data, a texture view, or a sampler.
-pub trait Bindable: sealed::Bound {}
+/// of a piece of a slab, placed data, an [`Unpooled`] buffer, a texture view, a sampler, a part of a
+/// buffer, or an array of these ([`BindingArray`]).
+pub trait Bindable: sealed::Bound {
+    /// A part of a buffer: so many bytes from its beginning. With the size of one element it is the
+    /// binding for dynamic offsets.
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{Bindable, WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+    /// #     label: None,
+    /// #     entries: &[wgpu::BindGroupLayoutEntry {
+    /// #         binding: 0,
+    /// #         visibility: wgpu::ShaderStages::COMPUTE,
+    /// #         ty: wgpu::BindingType::Buffer {
+    /// #             ty: wgpu::BufferBindingType::Storage { read_only: false },
+    /// #             has_dynamic_offset: true,
+    /// #             min_binding_size: None,
+    /// #         },
+    /// #         count: None,
+    /// #     }],
+    /// # });
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// let scope = pool.allocator().scope();
+    /// let on = scope.stream();
+    /// let objects = scope.take(&pool, 16 * KIB)?;
+    /// let objects = objects.on(&on)?;
+    /// let group = pool.allocator().bind_group(&layout, &[(0, &objects.part(0..256))])?;
+    /// let beyond = pool.allocator().bind_group(&layout, &[(0, &objects.part(0..32 * KIB))]);
+    /// assert_eq!(beyond.unwrap_err().why, Why::OutOfRange);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    fn part(&self, bytes: Range<u64>) -> BindingPart<'_>
+    where
+        Self: Sized,
+    {
+        BindingPart { of: self, bytes }
+    }
+}
+
+/// A part of a buffer in a bind group ([`Bindable::part`]).
+#[derive(Clone)]
+pub struct BindingPart<'b> {
+    of: &'b dyn Bindable,
+    bytes: Range<u64>,
+}
+
+/// Resources of one kind for a binding that is an array, on a device with the feature for it
+/// (`BUFFER_BINDING_ARRAY`, `TEXTURE_BINDING_ARRAY`).
+#[derive(Clone, Copy)]
+pub struct BindingArray<'b>(pub &'b [&'b dyn Bindable]);
 
 /// Bytes of a buffer that a scope copies to or from: a view of a pooled buffer or of a piece of a
 /// slab, which must be of that scope's stream, or an [`Unpooled`] buffer.
@@ -50,15 +104,15 @@ pub trait BufferPart: sealed::Part {}
 
 /// Traits that only this crate implements: another's view could show any memory.
 pub(crate) mod sealed {
-    use super::{Binding, DeviceError, Place};
+    use super::{Binding, DeviceError, Place, Range};
 
     pub trait Bound {
-        /// Returns the resource.
+        /// Returns the resource, or a part of it.
         ///
         /// # Errors
         ///
         /// Why it cannot be bound.
-        fn bound(&self) -> Result<Binding, DeviceError>;
+        fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError>;
     }
 
     pub trait Part {
@@ -76,9 +130,10 @@ pub struct Place<'b> {
 }
 
 impl sealed::Bound for WgpuView<'_> {
-    fn bound(&self) -> Result<Binding, DeviceError> {
+    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         self.lend()?;
-        Binding::buffer(self.buffer, self.offset, self.bytes, &self.clock.shared().limits)
+        let limits = &self.clock.shared().limits;
+        Binding::buffer(self.buffer, (self.offset, self.bytes), part, Some(limits))
     }
 }
 
@@ -95,24 +150,51 @@ impl sealed::Part for Unpooled<'_> {
     }
 }
 
+impl sealed::Bound for Unpooled<'_> {
+    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        Binding::buffer(self.0, (0, self.0.size()), part, None)
+    }
+}
+
 impl sealed::Bound for TextureView {
-    fn bound(&self) -> Result<Binding, DeviceError> {
-        Ok(Binding::Texture(self.clone()))
+    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        whole(part).map(|()| Binding::Texture(self.clone()))
     }
 }
 
 impl sealed::Bound for Sampler {
-    fn bound(&self) -> Result<Binding, DeviceError> {
-        Ok(Binding::Sampler(self.clone()))
+    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        whole(part).map(|()| Binding::Sampler(self.clone()))
     }
+}
+
+impl sealed::Bound for BindingPart<'_> {
+    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        whole(part)?;
+        self.of.bound(Some(&self.bytes))
+    }
+}
+
+impl sealed::Bound for BindingArray<'_> {
+    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        whole(part)?;
+        let elements = self.0.iter().map(|element| element.bound(None));
+        Ok(Binding::Array(elements.collect::<Result<_, _>>()?))
+    }
+}
+
+/// What has no parts.
+fn whole(part: Option<&Range<u64>>) -> Result<(), DeviceError> {
+    let refused = DeviceError::new(Why::Unsupported, "bind a part of what is no buffer");
+    part.map_or(Ok(()), |_| Err(refused))
 }
 
 impl<'b, A: DeviceAllocator> sealed::Bound for Use<'b, A>
 where
     A::View<'b>: sealed::Bound,
 {
-    fn bound(&self) -> Result<Binding, DeviceError> {
-        (**self).bound()
+    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        (**self).bound(part)
     }
 }
 
@@ -128,6 +210,9 @@ where
 impl Bindable for WgpuView<'_> {}
 impl Bindable for TextureView {}
 impl Bindable for Sampler {}
+impl Bindable for Unpooled<'_> {}
+impl Bindable for BindingPart<'_> {}
+impl Bindable for BindingArray<'_> {}
 impl<'b, A: DeviceAllocator> Bindable for Use<'b, A> where A::View<'b>: Bindable {}
 impl BufferPart for WgpuView<'_> {}
 impl BufferPart for Unpooled<'_> {}
@@ -199,6 +284,20 @@ impl<'b> WgpuView<'b> {
         Ok(self.buffer)
     }
 
+    /// The whole buffer, for the pool's own bookkeeping.
+    pub(crate) fn whole(&self) -> &'b Buffer {
+        self.buffer
+    }
+
+    /// The bytes of the view, for `RenderPass::set_vertex_buffer` and `set_index_buffer`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`WgpuView::buffer`], which has an example.
+    pub fn slice(&self) -> Result<BufferSlice<'b>, DeviceError> {
+        Ok(self.buffer()?.slice(self.offset..self.offset + self.bytes))
+    }
+
     /// Where the bytes begin in it.
     #[must_use]
     pub fn offset(&self) -> u64 {
@@ -239,7 +338,8 @@ impl<'b> WgpuView<'b> {
     pub fn binding(&self) -> Result<BindingResource<'b>, DeviceError> {
         self.lend()?;
         let (buffer, offset) = (self.buffer, self.offset);
-        match Binding::buffer(buffer, offset, self.bytes, &self.clock.shared().limits)? {
+        let limits = &self.clock.shared().limits;
+        match Binding::buffer(buffer, (offset, self.bytes), None, Some(limits))? {
             Binding::Buffer(_, offset, size) => {
                 Ok(BindingResource::Buffer(BufferBinding { buffer, offset, size: Some(size) }))
             }
@@ -276,23 +376,67 @@ impl<'b> WgpuView<'b> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
-        let shared = self.clock.shared();
-        shared.living()?;
+        let words = sealed::Part::place(self).in_words(offset, data.len() as u64)?;
+        let at = self.may_write(offset, words)?;
+        let queue = &self.clock.shared().queue;
+        if words == data.len() as u64 {
+            queue.write_buffer(self.buffer, at, data);
+        } else {
+            let mut padded = data.to_vec();
+            padded.resize(data.len().next_multiple_of(WORD), 0);
+            queue.write_buffer(self.buffer, at, &padded);
+        }
+        Ok(())
+    }
+
+    /// Writes by the queue as [`WgpuView::write`] does what `write` puts into staging memory itself,
+    /// without a copy before. `write` must fill all of it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`WgpuView::write`]; [`Why::Other`] where wgpu has no staging memory.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// let buffer = pool.allocate(KIB)?;
+    /// let view = buffer.on(pool.default_stream())?;
+    /// view.write_with(0, KIB, |mut memory| memory.fill(7))?;
+    /// let refused = view.write_with(KIB, 64, |mut memory| memory.fill(7)).unwrap_err();
+    /// assert_eq!(refused.why, Why::OutOfRange); // nothing was written
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn write_with<R>(
+        &self,
+        offset: u64,
+        bytes: u64,
+        write: impl FnOnce(WriteOnly<'_, [u8]>) -> R,
+    ) -> Result<R, DeviceError> {
+        let at = self.may_write(offset, bytes)?;
+        let Some(size) = BufferSize::new(bytes) else {
+            return Ok(write(WriteOnly::from_mut(&mut [])));
+        };
+        let queue = &self.clock.shared().queue;
+        let none = DeviceError::new(Why::Other, "Queue::write_buffer_with");
+        let mut memory = queue.write_buffer_with(self.buffer, at, size).ok_or(none)?;
+        Ok(write(memory.slice(..)))
+    }
+
+    /// Where the queue may write so many bytes.
+    fn may_write(&self, offset: u64, bytes: u64) -> Result<u64, DeviceError> {
+        self.clock.shared().living()?;
         if !self.on.is_queue() {
             let call = "write by the queue in a scope: upload in it";
             return Err(DeviceError::new(Why::Unsupported, call));
         }
         let place = sealed::Part::place(self);
-        let words = place.in_words(offset, data.len() as u64)?;
-        let (at, _) = place.range(BufferUsages::COPY_DST, offset, words, "write")?;
-        if words == data.len() as u64 {
-            shared.queue.write_buffer(self.buffer, at, data);
-        } else {
-            let mut padded = data.to_vec();
-            padded.resize(data.len().next_multiple_of(WORD), 0);
-            shared.queue.write_buffer(self.buffer, at, &padded);
-        }
-        Ok(())
+        Ok(place.range(BufferUsages::COPY_DST, offset, bytes, "write")?.0)
     }
 
     /// Notes that the program has the buffer, if it may use it in an encoder.
@@ -360,4 +504,16 @@ impl Place<'_> {
 /// A number of bytes as an error has it.
 fn value_of(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+impl fmt::Debug for BindingPart<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BindingPart").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for BindingArray<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BindingArray").field("len", &self.0.len()).finish()
+    }
 }

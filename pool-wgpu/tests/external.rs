@@ -81,7 +81,8 @@ fn h1a_zeroing_that_would_come_after_the_programs_commands_is_refused() {
         own.copy_buffer_to_buffer(&source, 0, &target, 0, KIB);
         device.queue().submit([own.finish()]);
         let refused = scope.submit().unwrap_err();
-        let call = "submit a scope that lent buffers and not its encoder: `submit_with` takes yours";
+        let call =
+            "submit a scope that lent buffers and not its encoder: `submit_with` takes yours";
         assert_eq!((refused.why, refused.call), (Why::NotSubmitted, call));
     }
 }

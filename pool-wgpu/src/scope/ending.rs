@@ -251,7 +251,7 @@ impl Scope {
                 self.clock.close_after(self.id, (None, commands))?;
                 None
             }
-            false => Some(self.record_prologue(&to_zero, commands)?),
+            false => Some(self.record_prologue(to_zero, commands)?),
         };
         self.yielded = true;
         for chunk in self.recording.take_chunks().into_iter().map(Chunk::unmap) {
@@ -264,15 +264,15 @@ impl Scope {
 
     fn record_prologue(
         &mut self,
-        to_zero: &[ToZero],
+        to_zero: Vec<ToZero>,
         commands: &mut CommandEncoder,
     ) -> Result<CommandEncoder, DeviceError> {
-        let receipt = self.clock.receipts().new_receipt()?;
+        let mut receipt = self.clock.receipts().new_receipt()?;
         let mut prologue = self.shared().encoder("bucketpool prologue");
         self.clock.close_after(self.id, (Some(&prologue), commands))?;
-        zero(&mut prologue, to_zero);
+        zero(&mut prologue, &to_zero);
         self.recording.copies_into(&mut prologue);
-        self.clock.receipts().issue(&receipt, &mut prologue, commands);
+        self.clock.receipts().issue(&mut receipt, to_zero, (&mut prologue, commands));
         for filling in self.reads_elsewhere.drain(..) {
             filling.begin_elsewhere(&mut prologue);
             filling.map_after(commands);

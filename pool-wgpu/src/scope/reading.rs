@@ -96,10 +96,16 @@ impl Scope {
     ) -> Result<ReadBack, DeviceError> {
         let back = self.begin_read(through, from, offset, bytes, true)?;
         copy_back(commands, &from.place(), offset, &back);
-        if let (Some(word), Some(last)) = (back.word, self.reads_elsewhere.last()) {
-            last.set_word(commands, word);
-        }
+        self.sign_read(commands, &back);
         Ok(back)
+    }
+
+    /// Commands of the program tell that they have copied a read-back, the newest.
+    pub(super) fn sign_read(&mut self, commands: &mut CommandEncoder, back: &ReadBack) {
+        if let (Some(word), Some(last)) = (back.word, self.reads_elsewhere.last_mut()) {
+            last.set_word(commands, word);
+            last.add_word(word);
+        }
     }
 
     fn begin_read(
@@ -110,14 +116,29 @@ impl Scope {
         bytes: u64,
         elsewhere: bool,
     ) -> Result<ReadBack, DeviceError> {
-        if !through.is_of(self.shared()) {
-            return Err(DeviceError::new(Why::Foreign, "read back through another device's"));
-        }
-        self.shared().living()?;
+        self.may_read_through(through)?;
         let place = from.place();
         self.may_use(&place)?;
         let words = bytes.checked_next_multiple_of(COPY_BUFFER_ALIGNMENT).unwrap_or(u64::MAX);
         place.range(BufferUsages::COPY_SRC, offset, words, "read back")?;
+        self.room_to_read(through, bytes, elsewhere)
+    }
+
+    pub(super) fn may_read_through(&self, through: &ReadBacks) -> Result<(), DeviceError> {
+        if !through.is_of(self.shared()) {
+            return Err(DeviceError::new(Why::Foreign, "read back through another device's"));
+        }
+        self.shared().living()
+    }
+
+    /// Room for so many bytes in the memory that read-backs go to.
+    pub(super) fn room_to_read(
+        &mut self,
+        through: &ReadBacks,
+        bytes: u64,
+        elsewhere: bool,
+    ) -> Result<ReadBack, DeviceError> {
+        let words = bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
         // Commands of the program copy the nonce behind the bytes.
         let needed = if elsewhere { words + Nonce::BYTES } else { words };
         let reads = if elsewhere { &mut self.reads_elsewhere } else { &mut self.reads };
@@ -125,6 +146,7 @@ impl Scope {
             chunk: filling.chunk.clone(),
             at,
             bytes,
+            rows: None,
             word: elsewhere.then_some(at + words),
         };
         let mut before = 0;

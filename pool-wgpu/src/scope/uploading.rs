@@ -190,7 +190,7 @@ impl Scope {
         Ok(at..end)
     }
 
-    fn may_stage(&self, through: &Uploads) -> Result<(), DeviceError> {
+    pub(super) fn may_stage(&self, through: &Uploads) -> Result<(), DeviceError> {
         if !Arc::ptr_eq(&through.0.shared, self.shared()) {
             return Err(DeviceError::new(Why::Foreign, "upload through another device's"));
         }
@@ -240,7 +240,7 @@ impl Scope {
     }
 
     /// Lends room in a chunk of this scope. Returns which chunk, and where in it.
-    fn stage<R>(
+    pub(super) fn stage<R>(
         &mut self,
         through: &Arc<Staging>,
         bytes: u64,
