@@ -90,7 +90,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     println!(
         "10 frames of {STEPS} steps, all right; {} bind groups\n{}",
-        device.cached_bind_groups(),
+        device.bind_group_stats().cached,
         pool.stats()
     );
     Ok(())

@@ -422,6 +422,12 @@ impl WgpuAllocator {
         }
         let elements = key.1.iter().map(|(_, bound)| bound.elements());
         let elements: Vec<_> = elements.collect::<Result<_, _>>()?;
+        // Without the feature, wgpu panics.
+        let has = self.device().features();
+        if !elements.iter().flatten().all(|elements| has.contains(elements.feature())) {
+            let call = "bind an array on a device without the feature for it";
+            return Err(DeviceError::new(Why::Unsupported, call));
+        }
         let entries = key.1.iter().zip(&elements).map(|((binding, bound), elements)| {
             BindGroupEntry { binding: *binding, resource: bound.resource(elements.as_ref()) }
         });
@@ -445,12 +451,10 @@ impl WgpuAllocator {
         bytes: Range<u64>,
         on: &WgpuStream,
     ) -> Result<(), DeviceError> {
-        let refused = DeviceError::new(Why::Other, "clear_buffer");
-        if self.shared().is_destroyed(&block.buffer) {
-            return Err(refused); // the pool drops the block, and takes another one
+        if self.clock.zero(on, ToZero::new(&block.buffer, bytes)) {
+            return Ok(());
         }
-        let is_zeroed = self.clock.zero(on, ToZero::new(&block.buffer, bytes));
-        if is_zeroed { Ok(()) } else { Err(refused) }
+        Err(DeviceError::new(Why::Other, "clear_buffer"))
     }
 
     /// Drops the bind groups that are cached for a buffer: for one that left its pool.
@@ -598,6 +602,20 @@ impl DeviceAllocator for WgpuAllocator {
     }
 
     fn zero(&self, block: &mut WgpuBlock, bytes: u64, on: &WgpuStream) -> Result<(), DeviceError> {
+        let shared = self.shared();
+        if shared.is_destroyed(&block.buffer) {
+            // A new buffer takes its place, and reads as zeroes.
+            let buffer = shared.create(&wgpu::BufferDescriptor {
+                label: Some(&block.label),
+                size: block.buffer.size(),
+                usage: block.buffer.usage(),
+                mapped_at_creation: false,
+            })?;
+            let old = std::mem::replace(&mut block.buffer, buffer);
+            shared.groups.lock().forget_buffer(&old);
+            shared.forget_destroyed(&old);
+            return Ok(());
+        }
         self.zero_range(block, 0..bytes, on)
     }
 }

@@ -4,7 +4,7 @@ use pool_core::{DeviceError, Why};
 use std::ops::Range;
 use wgpu::{
     BindingResource, Buffer, BufferBinding, BufferSize, BufferUsages, COPY_BUFFER_ALIGNMENT,
-    Limits, Sampler, Texture, TextureView,
+    Features, Limits, Sampler, Texture, TextureView,
 };
 
 /// A resource that a bind group holds, and by which a cached group is found.
@@ -25,6 +25,16 @@ pub(crate) enum Elements<'b> {
     Buffers(Vec<BufferBinding<'b>>),
     Textures(Vec<&'b TextureView>),
     Samplers(Vec<&'b Sampler>),
+}
+
+impl Elements<'_> {
+    /// The feature of a device that has such arrays.
+    pub(crate) fn feature(&self) -> Features {
+        match self {
+            Self::Buffers(_) => Features::BUFFER_BINDING_ARRAY,
+            Self::Textures(_) | Self::Samplers(_) => Features::TEXTURE_BINDING_ARRAY,
+        }
+    }
 }
 
 impl Binding {
@@ -92,29 +102,12 @@ impl Binding {
         let mixed =
             DeviceError::new(Why::Unsupported, "an array of no or several kinds of binding");
         let found = match elements.first() {
-            Some(Self::Buffer(..)) => {
-                let all = elements.iter().map(Self::as_buffer).collect();
-                Some(Elements::Buffers(Option::<Vec<_>>::ok_or(all, mixed)?))
-            }
-            Some(Self::Texture(_)) => {
-                let view = |element| match element {
-                    &Self::Texture(ref view) => Some(view),
-                    _ => None,
-                };
-                let all: Option<Vec<_>> = elements.iter().map(view).collect();
-                Some(Elements::Textures(all.ok_or(mixed)?))
-            }
-            Some(Self::Sampler(_)) => {
-                let sampler = |element| match element {
-                    &Self::Sampler(ref sampler) => Some(sampler),
-                    _ => None,
-                };
-                let all: Option<Vec<_>> = elements.iter().map(sampler).collect();
-                Some(Elements::Samplers(all.ok_or(mixed)?))
-            }
-            Some(Self::Array(_)) | None => return Err(mixed),
+            Some(Self::Buffer(..)) => all(elements, Self::as_buffer).map(Elements::Buffers),
+            Some(Self::Texture(_)) => all(elements, Self::as_view).map(Elements::Textures),
+            Some(Self::Sampler(_)) => all(elements, Self::as_sampler).map(Elements::Samplers),
+            Some(Self::Array(_)) | None => None,
         };
-        Ok(found)
+        found.map(Some).ok_or(mixed)
     }
 
     fn as_buffer(&self) -> Option<BufferBinding<'_>> {
@@ -124,6 +117,14 @@ impl Binding {
             }
             _ => None,
         }
+    }
+
+    fn as_view(&self) -> Option<&TextureView> {
+        if let Self::Texture(view) = self { Some(view) } else { None }
+    }
+
+    fn as_sampler(&self) -> Option<&Sampler> {
+        if let Self::Sampler(sampler) = self { Some(sampler) } else { None }
     }
 
     /// The resource. `elements` are those of this binding.
@@ -147,4 +148,9 @@ impl Binding {
             (Self::Array(_), None) => BindingResource::BufferArray(&[]),
         }
     }
+}
+
+/// The elements, if all are of one kind.
+fn all<'b, T>(elements: &'b [Binding], is: impl Fn(&'b Binding) -> Option<T>) -> Option<Vec<T>> {
+    elements.iter().map(is).collect()
 }

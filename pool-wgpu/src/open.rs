@@ -46,10 +46,8 @@ struct OpenScope {
     /// Zeroing that must run ahead of its present step. No scope takes another's: between taking
     /// and submitting, a block of it could come to another scope, whose write is then zeroed.
     to_zero: Vec<ToZero>,
-    /// Whether a buffer was lent to the program.
-    lent: bool,
-    /// Hashes of the buffers that were lent, while the scope's own encoder was not.
-    lent_buffers: HashSet<u64>,
+    /// Hashes of the buffers that were lent to the program while the scope's own encoder was not.
+    lent: HashSet<u64>,
     /// Whether a buffer was dropped that the program had before the scope, and may have recorded.
     has_kept: bool,
     /// Whether the scope's own encoder was lent to the program.
@@ -74,12 +72,12 @@ fn hash_of(buffer: &Buffer) -> u64 {
 impl OpenScope {
     /// Whether the program has a buffer of the scope and has not asked for the scope's encoder.
     fn is_used_elsewhere(&self) -> bool {
-        self.lent && !self.recorded
+        !self.lent.is_empty() && !self.recorded
     }
 
     /// Whether a block that was dropped in the scope may be in commands that are not the scope's.
     fn keeps_blocks(&self) -> bool {
-        (self.lent || self.has_kept) && !self.recorded
+        (!self.lent.is_empty() || self.has_kept) && !self.recorded
     }
 
     /// Changes what the program has of the scope. Returns by how many more scopes keep their blocks.
@@ -197,16 +195,15 @@ impl OpenScopes {
     /// A buffer of the scope was lent to the program.
     pub(crate) fn lend(&self, scope: u64, buffer: &Buffer) {
         self.change(scope, |open| {
-            open.lent = true;
             if !open.recorded {
-                open.lent_buffers.insert(hash_of(buffer));
+                open.lent.insert(hash_of(buffer));
             }
         });
     }
 
     /// Whether the program may have recorded this buffer of the scope in its own encoder.
     pub(crate) fn is_recorded_elsewhere(&self, scope: u64, buffer: &Buffer) -> bool {
-        self.is_so(scope, |open| !open.recorded && open.lent_buffers.contains(&hash_of(buffer)))
+        self.is_so(scope, |open| !open.recorded && open.lent.contains(&hash_of(buffer)))
     }
 
     /// The encoder of the scope was lent.

@@ -67,10 +67,18 @@ pub struct Scope {
     eager: bool,
     /// Commands of the program bring bytes that the scope staged.
     uploads_elsewhere: bool,
+    end: End,
+}
+
+/// How a scope ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Its commands do not run.
+    Dropped,
     /// It was handed over as a prologue.
-    yielded: bool,
-    /// Its commands were submitted, and it ends.
-    submitted: bool,
+    Yielded,
+    /// Its commands were submitted.
+    Submitted,
 }
 
 impl Scope {
@@ -89,8 +97,7 @@ impl Scope {
             reads_elsewhere: Vec::new(),
             eager: false,
             uploads_elsewhere: false,
-            yielded: false,
-            submitted: false,
+            end: End::Dropped,
         }
     }
 

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 use wgpu::{
-    Buffer, BufferDescriptor, COPY_BUFFER_ALIGNMENT, CommandEncoder, CommandEncoderDescriptor,
-    Device, DeviceLostReason, ErrorFilter, Limits, PollType, Queue,
+    Buffer, BufferDescriptor, BufferSize, COPY_BUFFER_ALIGNMENT, CommandEncoder,
+    CommandEncoderDescriptor, Device, DeviceLostReason, ErrorFilter, Limits, PollType, Queue,
 };
 
 /// Faults that are remembered at most.
@@ -152,17 +152,17 @@ impl Shared {
         self.destroyed.lock().remove(buffer);
     }
 
-    /// Looks which of these buffers the program has destroyed: wgpu refuses to record them. Nothing is
-    /// submitted.
+    /// Looks which of these buffers the program has destroyed: wgpu refuses commands with them when these
+    /// are submitted, also those that clear no bytes.
     pub(crate) fn look_for_destroyed(&self, to_zero: &[ToZero]) {
-        for one in to_zero.chunks(1) {
-            let record = || {
+        for ToZero { buffer, .. } in to_zero {
+            let submit = || {
                 let mut encoder = self.encoder("bucketpool look");
-                zero(&mut encoder, one);
-                encoder.finish()
+                encoder.clear_buffer(buffer, 0, Some(0));
+                self.queue.submit([encoder.finish()])
             };
-            if self.refused(ErrorFilter::Validation, record).1 {
-                self.destroyed.lock().extend(one.iter().map(|one| one.buffer.clone()));
+            if self.refused(ErrorFilter::Validation, submit).1 {
+                self.destroyed.lock().insert(buffer.clone());
             }
         }
     }
@@ -220,15 +220,24 @@ impl Shared {
         let ((buffer, invalid), out) = self.refused(ErrorFilter::OutOfMemory, || {
             self.refused(ErrorFilter::Validation, || self.device.create_buffer(descriptor))
         });
-        if invalid || out {
-            self.poll(); // which tells the device's loss
-            self.living()?;
+        if self.is_gone(&buffer) {
+            self.mark_lost();
         }
+        self.living()?;
         match (invalid, out) {
             (false, false) => Ok(buffer),
             (_, true) => Err(DeviceError::new(Why::OutOfMemory, "create_buffer")),
             (true, false) => Err(DeviceError::new(Why::Unsupported, "create_buffer")),
         }
+    }
+
+    /// Whether the device is lost or destroyed, which only a poll would tell, with all callbacks of the
+    /// program: it is asked for a write that it refuses, and a lost one refuses it without an error.
+    fn is_gone(&self, buffer: &Buffer) -> bool {
+        let unaligned = || self.queue.write_buffer_with(buffer, 1, BufferSize::MIN).is_none();
+        let (none, error) = self.refused(ErrorFilter::Validation, unaligned);
+        // A browser tells errors later.
+        !cfg!(target_family = "wasm") && none && !error
     }
 
     /// A call, and whether wgpu refused it. A browser would tell too late, so there its own handler

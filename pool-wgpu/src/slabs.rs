@@ -163,7 +163,8 @@ impl SlabView<'_, ReadWrite> {
     /// # let device = WgpuAllocator::new(device, queue);
     /// let slabs = WgpuSlabs::<ReadWrite>::new(device.clone());
     /// let pool = BucketPool::builder(slabs).arena(ArenaConfig::segments(MIB)).build();
-    /// let scope = device.scope();
+    /// let mut scope = device.scope();
+    /// let _ = scope.encoder(); // whose commands use it
     /// let on = scope.stream();
     /// let piece = pool.allocate_on(&on, 256)?;
     /// let view = piece.on(&on)?;

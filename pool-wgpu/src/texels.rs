@@ -17,7 +17,7 @@ pub(crate) struct Rows {
     /// Bytes of a row.
     row: u64,
     /// Rows of an image.
-    rows: u64,
+    height: u64,
     images: u64,
 }
 
@@ -62,7 +62,7 @@ impl Rows {
         Ok(Self {
             texel,
             row: u64::from(size.width.div_ceil(width)) * u64::from(texel),
-            rows: size.height.div_ceil(height).into(),
+            height: size.height.div_ceil(height).into(),
             images: size.depth_or_array_layers.into(),
         })
     }
@@ -74,7 +74,7 @@ impl Rows {
 
     /// Bytes of all rows in a buffer; 0 if there are no texels.
     pub(crate) fn staged_bytes(&self) -> u64 {
-        if self.row == 0 { 0 } else { self.stride() * self.rows * self.images }
+        if self.row == 0 { 0 } else { self.stride() * self.height * self.images }
     }
 
     /// Whether the rows lie one behind the other.
@@ -87,7 +87,7 @@ impl Rows {
         TexelCopyBufferLayout {
             offset,
             bytes_per_row: u32::try_from(self.stride()).ok(),
-            rows_per_image: u32::try_from(self.rows).ok(),
+            rows_per_image: u32::try_from(self.height).ok(),
         }
     }
 
@@ -107,14 +107,14 @@ impl Rows {
             DeviceError::new(Why::OutOfRange, call).code(code)
         };
         let per_row = from.bytes_per_row.map_or(self.row, u64::from);
-        let per_image = from.rows_per_image.map_or(self.rows, u64::from);
+        let per_image = from.rows_per_image.map_or(self.height, u64::from);
         let mut places = Vec::new();
         for (image, row) in
-            (0..self.images).flat_map(|image| (0..self.rows).map(move |row| (image, row)))
+            (0..self.images).flat_map(|image| (0..self.height).map(move |row| (image, row)))
         {
             let at = from.offset.saturating_add((image * per_image + row).saturating_mul(per_row));
             let end = at.saturating_add(self.row);
-            let staged = (image * self.rows + row) * self.stride();
+            let staged = (image * self.height + row) * self.stride();
             match (usize::try_from(at), usize::try_from(end), usize::try_from(staged)) {
                 (Ok(at), Ok(last), Ok(staged)) if last <= given => places.push((at, staged)),
                 _ => return Err(refused(end)),

@@ -325,7 +325,8 @@ impl<'b> WgpuView<'b> {
     /// # #[cfg(feature = "noop")] {
     /// # let (device, queue) = wgpu::Device::noop(&Default::default());
     /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
-    /// let scope = pool.allocator().scope();
+    /// let mut scope = pool.allocator().scope();
+    /// let _ = scope.encoder(); // whose commands use it
     /// let on = scope.stream();
     /// let buffer = pool.allocate_on(&on, KIB)?;
     /// let view = buffer.on(&on)?;

@@ -8,7 +8,6 @@ use pool_core::port::Limit;
 use pool_core::{BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why};
 use pool_wgpu::{InFlight, ReadWrite, Unpooled, WgpuAllocator, WgpuSlabs};
 use present::{devices, noop, uncleared, vulkan};
-use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::thread;
@@ -96,7 +95,7 @@ fn m2_read_backs_share_chunks_and_use_them_again() {
 }
 
 #[test]
-fn m4_equal_bindings_are_one_group_and_the_number_of_groups_is_set() {
+fn m4_equal_bindings_are_one_group_which_goes_with_its_buffer() {
     for device in devices() {
         let layout = device.device().create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
             label: None,
@@ -121,17 +120,14 @@ fn m4_equal_bindings_are_one_group_and_the_number_of_groups_is_set() {
         });
         assert_eq!(groups[0], groups[1], "both bind 1004 bytes");
         let held: Vec<_> = (0..20).map(|_| pool.allocate_on(&on, KIB).unwrap()).collect();
-        device.limit_bind_groups(NonZeroUsize::new(8).unwrap());
         for buffer in &held {
             device.bind_group(&layout, &[(0, &buffer.on(&on).unwrap())]).unwrap();
         }
-        assert_eq!(device.cached_bind_groups(), 8);
-        device.limit_bind_groups(NonZeroUsize::new(3).unwrap());
-        assert_eq!(device.cached_bind_groups(), 3);
+        assert_eq!(device.bind_group_stats().cached, 21);
         drop(held);
         drop(scope);
         pool.clear().unwrap();
-        assert_eq!(device.cached_bind_groups(), 0, "the buffers went");
+        assert_eq!(device.bind_group_stats().cached, 0, "the buffers went");
     }
 }
 
@@ -191,9 +187,9 @@ fn m4_placed_data_textures_and_samplers_are_bound() {
             device.device().poll(PollType::wait_indefinitely()).unwrap();
         }
         assert!(groups.iter().all(|group| *group == groups[0]), "the same chunk each frame");
-        assert_eq!(device.cached_bind_groups(), 1);
+        assert_eq!(device.bind_group_stats().cached, 1);
         drop(data);
-        assert_eq!(device.cached_bind_groups(), 0, "the group keeps the chunk");
+        assert_eq!(device.bind_group_stats().cached, 0, "the group keeps the chunk");
     }
 }
 

@@ -73,7 +73,7 @@ fn uploads_of_neighbours_keep_their_order_among_other_commands() {
 
 #[test]
 fn placed_data_is_read_where_it_lies() {
-    let plain = noop().frame_data(BufferUsages::COPY_SRC, KIB, MIB);
+    let plain = noop().frame_data(BufferUsages::UNIFORM, KIB, MIB);
     assert_eq!(plain.unwrap_err().why, Why::Unsupported, "requested without the feature");
     for device in devices() {
         let Ok(data) = device.frame_data(BufferUsages::COPY_SRC, 4 * KIB, MIB) else { continue };

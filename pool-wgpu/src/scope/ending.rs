@@ -1,6 +1,6 @@
 //! The end of steps and of scopes: the commands and the zeroing ahead of them go to the device.
 
-use super::Scope;
+use super::{End, Scope};
 use crate::readbacks::Filling;
 use crate::shared::{ToZero, zero};
 use crate::staging::{Chunk, Unmapped};
@@ -134,7 +134,7 @@ impl Scope {
     pub fn submit(mut self) -> Result<SubmissionIndex, DeviceError> {
         let late = self.has_work_elsewhere() || self.table().is_used_elsewhere(self.id);
         let submitted = self.flush();
-        self.submitted = true;
+        self.end = End::Submitted;
         // Closed after that: a thread that looks in between finds it open, which is only cautious.
         drop(self);
         if late {
@@ -189,7 +189,7 @@ impl Scope {
         self.recording.follow(commands.finish());
         self.uploads_elsewhere = false;
         let submitted = self.hand_over();
-        self.submitted = true;
+        self.end = End::Submitted;
         submitted
     }
 
@@ -253,7 +253,7 @@ impl Scope {
             }
             false => Some(self.record_prologue(to_zero, commands)?),
         };
-        self.yielded = true;
+        self.end = End::Yielded;
         for chunk in self.recording.take_chunks().into_iter().map(Chunk::unmap) {
             let after = prologue.as_ref().filter(|_| chunk.is_staging()).unwrap_or(commands);
             chunk.map_after(after);
@@ -290,14 +290,14 @@ impl Drop for Scope {
     fn drop(&mut self) {
         let reads = [&mut self.reads, &mut self.reads_before, &mut self.reads_elsewhere];
         reads.into_iter().flat_map(std::mem::take).for_each(Filling::abandon);
-        if self.yielded {
+        if self.end == End::Yielded {
             return;
         }
         // Commands that were recorded and not handed over are dropped before their buffers serve
         // others. The zeroing that they needed is done all the same.
         let (to_zero, chunks) = self.recording.forget();
         self.table().put_back(self.id, to_zero);
-        let may_be_used = !self.submitted && self.table().is_used_elsewhere(self.id);
+        let may_be_used = self.end == End::Dropped && self.table().is_used_elsewhere(self.id);
         if cfg!(debug_assertions) && may_be_used {
             let call = "drop a scope whose buffers may be in another encoder: use its prologue";
             self.shared().note(DeviceError::new(Why::NotSubmitted, call));

@@ -2,7 +2,7 @@
 
 use crate::present::{devices, uncleared};
 use crate::{encoder, own, shown};
-use pool_core::{BucketPool, KIB, MIB, StreamClock as _, Why};
+use pool_core::{BucketPool, KIB, MIB, Why};
 use pool_wgpu::WgpuAllocator;
 use std::thread;
 
@@ -105,17 +105,16 @@ fn a_mesh_is_read_by_any_number_of_open_frames() {
         let pool = BucketPool::new(device.clone());
         let (mesh, _) = mesh(&device, &pool);
         let target = own(&device, KIB);
+        let frame = || {
+            let scope = device.scope();
+            let read = scope.lend_to_read(&mesh).unwrap();
+            let mut commands = encoder(&device);
+            commands.copy_buffer_to_buffer(&read, 0, &target, 0, KIB);
+            scope.submit_with(commands).unwrap();
+        };
         thread::scope(|threads| {
             for _ in 0..2 {
-                threads.spawn(|| {
-                    for _ in 0..50 {
-                        let scope = device.scope();
-                        let read = scope.lend_to_read(&mesh).unwrap();
-                        let mut commands = encoder(&device);
-                        commands.copy_buffer_to_buffer(&read, 0, &target, 0, KIB);
-                        scope.submit_with(commands).unwrap();
-                    }
-                });
+                threads.spawn(|| (0..50).for_each(|_| frame()));
             }
         });
         assert_eq!(shown(&device, &target), Some(1));
@@ -167,7 +166,5 @@ fn the_queue_writes_to_what_is_taken_for_it() {
         commands.copy_buffer_to_buffer(&lent, 0, &target, 512, 512);
         scope.submit_with(commands).unwrap();
         assert_eq!((pool.stats().hits, shown(&device, &target)), (1, Some(5)));
-        let queue = device.scope().stream();
-        assert!(pool_core::DeviceAllocator::clock(&device).is_submitted(0), "{queue:?}");
     }
 }

@@ -1,10 +1,14 @@
 //! A test for each finding of the second audit of November 2026: what programs that know wgpu do, and
 //! what they must not see.
-#![expect(clippy::print_stderr, reason = "tests; what did not run says so")]
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests; what did not run says so")]
 
+mod callbacks;
+mod destroyed;
+mod groups;
 mod kept;
 #[path = "../present/mod.rs"]
 mod present;
+mod textures;
 mod uploads;
 
 use pool_core::KIB;

@@ -107,3 +107,54 @@ fn a_copy_goes_into_a_prologue() {
         assert_eq!(shown(&device, &target), Some(3));
     }
 }
+
+/// What a frame writes first needs no zeroes; everything else has them.
+#[test]
+fn a_buffer_that_is_taken_to_be_filled_is_not_zeroed() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let uploads = device.uploads(64 * KIB, MIB);
+        for to_fill in [true, false] {
+            let mut scope = device.scope();
+            let on = scope.stream();
+            let buffer = scope.take(&pool, KIB).unwrap();
+            scope.upload(&uploads, &buffer.on(&on).unwrap(), 0, &[7; 1024]).unwrap();
+            scope.submit().unwrap();
+            drop(buffer);
+            let scope = device.scope();
+            let buffer = match to_fill {
+                true => scope.take_to_fill(&pool, KIB).unwrap(),
+                false => scope.take(&pool, KIB).unwrap(),
+            };
+            let (lent, target) = (scope.lend(&buffer).unwrap(), own(&device, KIB));
+            let mut commands = encoder(&device);
+            commands.copy_buffer_to_buffer(&lent, 0, &target, 0, KIB);
+            scope.submit_with(commands).unwrap();
+            assert_eq!(shown(&device, &target), Some(if to_fill { 7 } else { 0 }));
+        }
+        assert_eq!(pool.stats().misses, 1);
+    }
+}
+
+/// Finding 22: a read-back of much costs a prologue no clearing of as much.
+#[test]
+fn many_read_backs_of_a_frame_come_each() {
+    for device in devices() {
+        let backs = device.read_backs(MIB);
+        let source = own(&device, KIB);
+        device.queue().write_buffer(&source, 0, &[9; 1024]);
+        for count in [1, 3, 40] {
+            let mut scope = device.scope();
+            let mut commands = encoder(&device);
+            let place = pool_wgpu::Unpooled(&source);
+            let shown: Vec<_> = (0..count)
+                .map(|at| scope.read_back_in(&mut commands, &backs, &place, at * 4, 7).unwrap())
+                .collect();
+            let prologue = scope.prologue(&mut commands).unwrap();
+            device.queue().submit(prologue.into_iter().chain([commands.finish()]));
+            for back in shown {
+                assert!(back.wait(|bytes| bytes == [9; 7]).unwrap());
+            }
+        }
+    }
+}

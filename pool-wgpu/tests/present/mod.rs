@@ -6,8 +6,11 @@ use pool_wgpu::{WgpuAllocator, WgpuStream};
 use wgpu::Device;
 
 pub(crate) fn noop_with(required_features: wgpu::Features) -> WgpuAllocator {
-    let descriptor = wgpu::DeviceDescriptor { required_features, ..Default::default() };
-    let (device, queue) = Device::noop(&descriptor);
+    noop_by(&wgpu::DeviceDescriptor { required_features, ..Default::default() })
+}
+
+pub(crate) fn noop_by(descriptor: &wgpu::DeviceDescriptor<'_>) -> WgpuAllocator {
+    let (device, queue) = Device::noop(descriptor);
     WgpuAllocator::new(device, queue)
 }
 
