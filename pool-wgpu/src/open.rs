@@ -3,7 +3,7 @@
 
 use crate::shared::{Shared, ToZero};
 use parking_lot::{Condvar, Mutex};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{
     AtomicIsize, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -46,9 +46,11 @@ struct OpenScope {
     /// Zeroing that must run ahead of its present step. No scope takes another's: between taking
     /// and submitting, a block of it could come to another scope, whose write is then zeroed.
     to_zero: Vec<ToZero>,
-    /// Hashes of the buffers that were lent to the program while the scope's own encoder was not.
-    lent: HashSet<u64>,
-    /// Whether a buffer was dropped that the program had before the scope, and may have recorded.
+    /// Hashes of the buffers that were lent to the program while the scope's own encoder was not, once for
+    /// each time. It is searched where an upload may be a mistake, and added to by each lend.
+    lent: Vec<u64>,
+    /// Whether the program may have recorded more: a buffer that it had before the scope and dropped in
+    /// it, or a texture.
     has_kept: bool,
     /// Whether the scope's own encoder was lent to the program.
     recorded: bool,
@@ -196,9 +198,14 @@ impl OpenScopes {
     pub(crate) fn lend(&self, scope: u64, buffer: &Buffer) {
         self.change(scope, |open| {
             if !open.recorded {
-                open.lent.insert(hash_of(buffer));
+                open.lent.push(hash_of(buffer));
             }
         });
+    }
+
+    /// The program has a texture for commands of the scope.
+    pub(crate) fn keep(&self, scope: u64) {
+        self.change(scope, |open| open.has_kept = true);
     }
 
     /// Whether the program may have recorded this buffer of the scope in its own encoder.

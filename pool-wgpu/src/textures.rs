@@ -135,6 +135,7 @@ impl Scope {
             None => create(self.shared(), descriptor)?,
         };
         let (view_formats, scope) = (descriptor.view_formats.to_vec(), self.stream().scope());
+        self.table().keep(scope);
         Ok(PooledTexture { texture, view_formats, scope, of: idle.clone() })
     }
 }

@@ -8,6 +8,7 @@ mod groups;
 mod kept;
 #[path = "../present/mod.rs"]
 mod present;
+mod random;
 mod textures;
 mod uploads;
 
