@@ -51,9 +51,9 @@ const AGE: u64 = 16;
 /// # Ok::<(), pool_core::DeviceError>(())
 /// ```
 #[derive(Clone)]
-pub struct Textures(Arc<Idle>);
+pub struct Textures(Arc<TexturePool>);
 
-struct Idle {
+struct TexturePool {
     clock: Scopes,
     textures: Mutex<Kept>,
 }
@@ -82,12 +82,12 @@ pub struct PooledTexture {
     texture: Texture,
     view_formats: Vec<TextureFormat>,
     scope: u64,
-    of: Arc<Idle>,
+    of: Arc<TexturePool>,
 }
 
 impl Textures {
     pub(crate) fn new(clock: Scopes) -> Self {
-        Self(Arc::new(Idle { clock, textures: Mutex::default() }))
+        Self(Arc::new(TexturePool { clock, textures: Mutex::default() }))
     }
 
     /// Returns how many textures were made so far.
@@ -140,7 +140,7 @@ impl Scope {
     }
 }
 
-impl Idle {
+impl TexturePool {
     /// The newest idle texture that commands of the scope may use.
     fn take(&self, scope: &Scope, descriptor: &TextureDescriptor<'_>) -> Option<Texture> {
         let (on, opened) = (scope.stream(), self.clock.open_scopes().opened());
