@@ -34,11 +34,14 @@ const LONG_MODELS: [&str; 2] = [
 
 /// Programs beside ours that are workspaces of their own, and the command that fails where a lock
 /// file does not go with the manifests.
-const PEERS: [&str; 4] = ["pool-bench/peers/clients", "pool-bench/peers/cubecl", CLIENTS, "fuzz"];
+const PEERS: [&str; 5] =
+    ["pool-bench/peers/clients", "pool-bench/peers/cubecl", CLIENTS, EGUI, "fuzz"];
 const LOCKED: &str = "update --quiet --locked --workspace";
 
 /// Examples of other people's crates on bucketpool, which have a workspace and a target folder.
 const CLIENTS: &str = "examples/clients";
+/// A callback of egui, outside of the workspace too.
+const EGUI: &str = "examples/egui";
 
 /// What runs with `--deep` alone: what builds nearly everything anew, or has no end of its own.
 const DEEP_ONLY: &str = "the Rust clients, the packages, AddressSanitizer, the GPU bundle on the \
@@ -112,6 +115,10 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
         for name in ["on_wgpu", "wgpu_elementwise", "wgpu_frames", "engines"] {
             examples.push(words(&example(name)));
         }
+        // In the workspace's folder, so that wgpu is built once.
+        examples.push(words(&format!(
+            "run --quiet --locked --target-dir target --manifest-path {EGUI}/Cargo.toml"
+        )));
     }
     let platforms = platforms::ALL.iter().filter(|platform| platform.is_here());
     let platforms = platforms.flat_map(platforms::Platform::checks);

@@ -173,14 +173,13 @@ impl<'w> Frame<'w> {
             TexelCopyBufferLayout { bytes_per_row: Some(SIDE), ..TexelCopyBufferLayout::default() };
         let place = texture.as_image_copy();
         let (uploads, backs) = (&self.world.uploads, &self.world.backs);
-        match random.below(2) {
-            0 => self.scope.upload_texture(uploads, place, &data, layout, size),
-            _ => {
-                let data = (&data[..], layout);
-                self.scope.upload_texture_in(&mut self.commands, uploads, place, data, size)
-            }
-        }
-        .unwrap();
+        let uploaded = if random.below(2) == 0 {
+            self.scope.upload_texture(uploads, place, &data, layout, size)
+        } else {
+            let data = (&data[..], layout);
+            self.scope.upload_texture_in(&mut self.commands, uploads, place, data, size)
+        };
+        uploaded.unwrap();
         let commands = &mut self.commands;
         let back = self.scope.read_back_texture_in(commands, backs, place, size).unwrap();
         // The device of wgpu's tests copies no texels.
