@@ -3,8 +3,8 @@
 
 use crate::gpu::{Failure, shown, to_read};
 use crate::pipeline::{FRAMES, MOST, Pipeline, STEPS, numbers};
+use bucketpool::wgpu::WgpuAllocator;
 use bucketpool::wgpu::wgpu::{CommandEncoderDescriptor, Device, Queue};
-use bucketpool::wgpu::{Unpooled, WgpuAllocator};
 use bucketpool::{BucketPolicy, BucketPool, MIB};
 
 pub(crate) fn run(device: &Device, queue: &Queue) -> Result<Vec<u8>, Failure> {
@@ -19,8 +19,8 @@ pub(crate) fn run(device: &Device, queue: &Queue) -> Result<Vec<u8>, Failure> {
         let bytes = numbers.len() as u64;
         let mut scope = pool.allocator().scope();
         let (a, b) = (scope.take(&pool, bytes)?, scope.take(&pool, bytes)?);
+        scope.upload(&uploads, &a.on(&scope.stream())?, 0, &numbers)?;
         let (a, b) = (&scope.lend(&a)?, &scope.lend(&b)?);
-        scope.upload(&uploads, &Unpooled(a), 0, &numbers)?;
         let mut encoder = device.create_command_encoder(&CommandEncoderDescriptor::default());
         for step in 0..STEPS {
             let (from, to) = if step % 2 == 0 { (a, b) } else { (b, a) };

@@ -361,7 +361,7 @@ impl WgpuAllocator {
     /// A bind group of these resources by their binding numbers, cached for the next time they are
     /// bound alike, by the same layout: a pooled buffer is the same buffer each time. (A layout
     /// that is asked of a pipeline is another one each time it is asked for.) A group goes when none of
-    /// the 16 scopes that were opened last has used it, and with a buffer of it that goes back to wgpu.
+    /// the 64 scopes that were opened last has used it ([`WgpuAllocator::forget_after`]), and with a buffer of it that goes back to wgpu.
     ///
     /// A cached group keeps the textures and [`Unpooled`](crate::Unpooled) buffers alive that it binds.
     ///
@@ -495,6 +495,7 @@ impl WgpuAllocator {
         shared.queue.submit([]);
         shared.device.poll(PollType::wait_indefinitely()).map_err(|_| lost())?;
         shared.living()?;
+        self.clock.receipts().look(); // which keep what their prologues zeroed
         let unknown = DeviceError::new(Why::Unsupported, "report of kept clones");
         shared.leaked.alive(&shared.device).ok_or(unknown)
     }
@@ -503,6 +504,12 @@ impl WgpuAllocator {
     /// frames. Looks at all cached groups.
     pub fn forget_bind_groups_of(&self, texture: &Texture) {
         self.shared().groups.lock().forget_texture(texture);
+    }
+
+    /// Forgets cached bind groups and idle textures that none of the last `scopes` scopes has used; 64 unless
+    /// it is called. For programs with many scopes in a frame: a few times as many.
+    pub fn forget_after(&self, scopes: u64) {
+        self.shared().set_age(scopes);
     }
 
     /// Returns what the cache of bind groups has done.
@@ -599,6 +606,7 @@ impl DeviceAllocator for WgpuAllocator {
     fn let_go(&self, block: &WgpuBlock) {
         let to_zero = self.clock.open_scopes().take_zeroing_of(&block.buffer);
         self.shared().zero_now(&to_zero);
+        self.shared().forget_destroyed(&block.buffer);
     }
 
     fn zero(&self, block: &mut WgpuBlock, bytes: u64, on: &WgpuStream) -> Result<(), DeviceError> {

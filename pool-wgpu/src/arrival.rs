@@ -1,12 +1,12 @@
 //! The arrival of mapped memory: told by a callback, awaited by threads and tasks.
 
-use crate::shared::lost;
+use crate::shared::{Shared, lost};
 use parking_lot::{Condvar, Mutex};
 use pool_core::DeviceError;
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::Duration;
-use wgpu::{BufferAsyncError, Device, PollError, PollType, SubmissionIndex};
+use wgpu::{BufferAsyncError, PollError, PollType, SubmissionIndex};
 
 /// Time that another thread, which has polled, gets to run a callback, where it is not known
 /// whether one will come.
@@ -75,14 +75,16 @@ impl Arrival {
     /// [`Why::Lost`](pool_core::Why::Lost) if the device is lost.
     pub(crate) fn wait_for_device(
         &self,
-        device: &Device,
+        shared: &Shared,
         patient: bool,
     ) -> Result<Option<Outcome>, DeviceError> {
-        let is_known = self.by.get().is_some();
+        let (device, known) = (&shared.device, self.by.get());
+        // Where the submission is not known, all that is submitted so far is waited for, and the memory
+        // looked for in between; without an end of its own a busy queue would be waited for without end.
+        let until = known.cloned().unwrap_or_else(|| shared.queue.submit([]));
+        let (timeout, is_known) = (known.is_none().then_some(TURN), known.is_some());
         while self.outcome().is_none() {
-            let submission_index = self.by.get().cloned();
-            // Where the submission is not known, later ones are not waited for.
-            let timeout = (!is_known).then_some(TURN);
+            let submission_index = Some(until.clone());
             let polled = match device.poll(PollType::Wait { submission_index, timeout }) {
                 // wgpu refused the submission. It maps the memory all the same, once earlier
                 // submissions that use it are done.

@@ -195,8 +195,8 @@ impl StreamClock for Scopes {
         scope != QUEUE && self.0.open.is_closed(scope)
     }
     /// A program keeps a mesh and its bind group, and records them in each frame.
-    fn open_marks(&self) -> Vec<u64> {
-        self.0.open.marks_of_all()
+    fn open_marks(&self, since: u64) -> Vec<u64> {
+        self.0.open.marks_since(step_of(since).0)
     }
     /// In a browser a poll tells nothing, so it is refused there.
     fn is_done(&self, after: u64) -> Result<bool, DeviceError> {

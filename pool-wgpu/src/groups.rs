@@ -10,10 +10,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use wgpu::{BindGroup, BindGroupLayout, Buffer, Texture};
 
-/// Scopes that are opened after the last use of a group until it goes: some frames, also where a frame has
-/// several.
-const AGE: u64 = 16;
-
 /// A layout, and what is bound at each number.
 pub(crate) type Key = Arc<(BindGroupLayout, Vec<(u32, Binding)>)>;
 
@@ -73,10 +69,10 @@ impl Groups {
     }
 
     /// Removes the groups that none of the last scopes has used. The caller drops them without the lock.
-    pub(crate) fn age(&mut self, scopes: u64) -> Vec<Key> {
+    pub(crate) fn age(&mut self, scopes: u64, most: u64) -> Vec<Key> {
         let mut old = Vec::new();
         while let Some((_, group)) = self.cached.peek_lru()
-            && group.used + AGE < scopes
+            && group.used.saturating_add(most) < scopes
             && let Some((key, _)) = self.cached.pop_lru()
         {
             self.unlink(&key);

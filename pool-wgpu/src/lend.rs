@@ -2,8 +2,9 @@
 
 use crate::allocator::WgpuAllocator;
 use crate::scope::Scope;
+use crate::view::Usage;
 use pool_core::{AllocError, BucketPool, DeviceError, PooledBuffer};
-use wgpu::Buffer;
+use wgpu::{Buffer, BufferUsages};
 
 impl Scope {
     /// Takes a buffer of a pool for work of this scope.
@@ -19,6 +20,36 @@ impl Scope {
         bytes: u64,
     ) -> Result<PooledBuffer<WgpuAllocator>, AllocError> {
         pool.allocate_on(&self.stream(), bytes)
+    }
+
+    /// Takes a buffer of a pool for these uses, as [`Scope::take`] does for storage.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::allocate_on`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// let scope = pool.allocator().scope();
+    /// let vertices = scope.take_kind(&pool, KIB, wgpu::BufferUsages::VERTEX)?;
+    /// let mapped = scope.take_kind(&pool, KIB, wgpu::BufferUsages::MAP_READ).unwrap_err();
+    /// assert_eq!(mapped.why(), Why::Unsupported);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn take_kind(
+        &self,
+        pool: &BucketPool<WgpuAllocator>,
+        bytes: u64,
+        usages: BufferUsages,
+    ) -> Result<PooledBuffer<WgpuAllocator>, AllocError> {
+        pool.allocate_kind(&self.stream(), bytes, Usage::new(usages))
     }
 
     /// Takes a buffer of a pool that the commands fill before they read it: it is not zeroed, and shows
@@ -47,10 +78,11 @@ impl Scope {
         pool: &BucketPool<WgpuAllocator>,
         bytes: u64,
     ) -> Result<PooledBuffer<WgpuAllocator>, AllocError> {
-        let taken = self.take(pool, bytes)?;
         let on = self.stream();
+        let count = self.table().count_zeroing(on.scope());
+        let taken = pool.allocate_on(&on, bytes)?;
         if let Ok(used) = taken.on(&on) {
-            drop(self.table().take_zeroing_in(self.stream().scope(), used.whole()));
+            drop(self.table().take_zeroing_after(on.scope(), count, used.whole()));
         }
         Ok(taken)
     }

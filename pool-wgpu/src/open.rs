@@ -4,7 +4,7 @@
 use crate::shared::{Shared, ToZero};
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
 use std::sync::atomic::{
     AtomicIsize, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
@@ -16,6 +16,9 @@ pub(crate) const QUEUE: u64 = 0;
 /// Bits of a mark that count the steps of a scope.
 const STEP_BITS: u32 = 24;
 const LAST_STEP: u64 = (1 << STEP_BITS) - 1;
+
+/// Lent buffers of a scope from which on they are sorted now and then.
+const MANY: usize = 256;
 
 /// The scope and the step of a mark.
 pub(crate) fn step_of(mark: u64) -> (u64, u64) {
@@ -46,11 +49,10 @@ struct OpenScope {
     /// Zeroing that must run ahead of its present step. No scope takes another's: between taking
     /// and submitting, a block of it could come to another scope, whose write is then zeroed.
     to_zero: Vec<ToZero>,
-    /// Hashes of the buffers that were lent to the program while the scope's own encoder was not, once for
+    /// Hashes of what was lent to the program while the scope's own encoder was not, once for
     /// each time. It is searched where an upload may be a mistake, and added to by each lend.
     lent: Vec<u64>,
-    /// Whether the program may have recorded more: a buffer that it had before the scope and dropped in
-    /// it, or a texture.
+    /// Whether the program may have recorded a buffer that it had before the scope and dropped in it.
     has_kept: bool,
     /// Whether the scope's own encoder was lent to the program.
     recorded: bool,
@@ -67,8 +69,9 @@ pub(crate) enum NotOpen {
     Yielded,
 }
 
-fn hash_of(buffer: &Buffer) -> u64 {
-    BuildHasherDefault::<DefaultHasher>::default().hash_one(buffer)
+/// A number for a buffer or a texture, by which it is found again.
+pub(crate) fn hash_of(lent: &impl Hash) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(lent)
 }
 
 impl OpenScope {
@@ -187,30 +190,30 @@ impl OpenScopes {
     /// program's own encoder: that is submitted later.
     pub(crate) fn flushed(&self, scope: u64) {
         if let Some(open) = self.scopes.lock().get_mut(&scope)
-            && !open.is_used_elsewhere()
+            && !open.keeps_blocks()
         {
             open.step = (open.step + 1).min(LAST_STEP);
             open.flushed = open.step;
         }
     }
 
-    /// A buffer of the scope was lent to the program.
-    pub(crate) fn lend(&self, scope: u64, buffer: &Buffer) {
+    /// A buffer or a texture of the scope was lent to the program.
+    pub(crate) fn lend(&self, scope: u64, lent: &impl Hash) {
         self.change(scope, |open| {
             if !open.recorded {
-                open.lent.push(hash_of(buffer));
+                open.lent.push(hash_of(lent));
+                // A scope may be open for long.
+                if open.lent.len() >= MANY && open.lent.len().is_power_of_two() {
+                    open.lent.sort_unstable();
+                    open.lent.dedup();
+                }
             }
         });
     }
 
-    /// The program has a texture for commands of the scope.
-    pub(crate) fn keep(&self, scope: u64) {
-        self.change(scope, |open| open.has_kept = true);
-    }
-
-    /// Whether the program may have recorded this buffer of the scope in its own encoder.
-    pub(crate) fn is_recorded_elsewhere(&self, scope: u64, buffer: &Buffer) -> bool {
-        self.is_so(scope, |open| !open.recorded && open.lent.contains(&hash_of(buffer)))
+    /// Whether the program may have recorded this buffer or texture of the scope in its own encoder.
+    pub(crate) fn is_recorded_elsewhere(&self, scope: u64, lent: &impl Hash) -> bool {
+        self.is_so(scope, |open| !open.recorded && open.lent.contains(&hash_of(lent)))
     }
 
     /// The encoder of the scope was lent.
@@ -224,12 +227,18 @@ impl OpenScopes {
         }
     }
 
-    /// The marks of all open scopes, in each of which the program may have recorded a buffer that it drops.
-    pub(crate) fn marks_of_all(&self) -> Vec<u64> {
+    /// The marks of the open scopes that began after `scope`, in each of which the program may have recorded
+    /// what it drops.
+    pub(crate) fn marks_since(&self, scope: u64) -> Vec<u64> {
         let mut scopes = self.scopes.lock();
-        let more = scopes.values_mut().map(|open| open.change(|open| open.has_kept = true));
-        self.keeping.fetch_add(more.sum(), Relaxed);
-        scopes.iter().map(|(scope, open)| scope << STEP_BITS | open.step).collect()
+        let later = scopes.range_mut(scope + 1..);
+        let (mut marks, mut more) = (Vec::new(), 0);
+        for (scope, open) in later {
+            more += open.change(|open| open.has_kept = true);
+            marks.push(scope << STEP_BITS | open.step);
+        }
+        self.keeping.fetch_add(more, Relaxed);
+        marks
     }
 
     /// Whether the program has a buffer of the scope and has not asked for the scope's encoder, so
@@ -248,18 +257,28 @@ impl OpenScopes {
         self.keeping.load(Relaxed) > 0 && self.scopes.lock().get(&scope).is_some_and(is)
     }
 
-    /// Takes the newest zeroing of a buffer in a scope.
-    pub(crate) fn take_zeroing_in(&self, scope: u64, buffer: &Buffer) -> Option<ToZero> {
-        let mut scopes = self.scopes.lock();
-        let to_zero = &mut scopes.get_mut(&scope)?.to_zero;
-        let at = to_zero.iter().rposition(|zero| zero.is_of(buffer))?;
-        Some(to_zero.remove(at))
+    /// How many ranges must be zeroed ahead of the scope's present step.
+    pub(crate) fn count_zeroing(&self, scope: u64) -> usize {
+        self.scopes.lock().get(&scope).map_or(0, |open| open.to_zero.len())
     }
 
-    /// Takes the zeroing of a buffer that leaves its pool, where the scope has run none of its steps.
+    /// Takes the zeroing of a buffer in a scope that was added after so many.
+    pub(crate) fn take_zeroing_after(
+        &self,
+        scope: u64,
+        count: usize,
+        buffer: &Buffer,
+    ) -> Option<ToZero> {
+        let mut scopes = self.scopes.lock();
+        let to_zero = &mut scopes.get_mut(&scope)?.to_zero;
+        let at = to_zero.iter().skip(count).position(|zero| zero.is_of(buffer))?;
+        Some(to_zero.remove(count + at))
+    }
+
+    /// Takes the zeroing of a buffer that leaves its pool, where the scope has no step that did not run.
     pub(crate) fn take_zeroing_of(&self, buffer: &Buffer) -> Vec<ToZero> {
         let mut scopes = self.scopes.lock();
-        let new = scopes.values_mut().filter(|open| open.step == 0 && !open.yielded);
+        let new = scopes.values_mut().filter(|open| open.step == open.flushed && !open.yielded);
         new.flat_map(|open| open.to_zero.extract_if(.., |zero| zero.is_of(buffer))).collect()
     }
 

@@ -74,7 +74,7 @@ impl ReadBack {
             let call = "wait in a browser, where a program must not block: await it";
             return Err(DeviceError::new(Why::Unsupported, call));
         }
-        if arrival.wait_for_device(&shared.device, true)?.is_some() {
+        if arrival.wait_for_device(shared, true)?.is_some() {
             return Ok(());
         }
         let call = "wait for commands that are not submitted";

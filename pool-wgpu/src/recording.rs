@@ -1,9 +1,10 @@
 //! The commands that a scope has recorded: copies of uploads, an encoder, and the steps before.
 
+use crate::open::hash_of;
 use crate::shared::{Shared, ToZero};
 use crate::staging::{Chunk, Staging};
 use pool_core::DeviceError;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use wgpu::{
@@ -18,6 +19,8 @@ pub(crate) struct Recording {
     encoder: Option<CommandEncoder>,
     /// Copies that come after what the encoder has. Neighbours are one copy.
     copies: Vec<Copy>,
+    /// What the copies write: the end of each range by its buffer and its beginning. Neighbours are one.
+    uploaded: BTreeMap<(u64, u64), u64>,
     /// Staging memory that copies read, and placed data.
     chunks: Vec<Chunk>,
 }
@@ -76,6 +79,11 @@ impl Recording {
         encoder
     }
 
+    /// Forgets what uploads wrote, of which nobody can have seen the first of two.
+    pub(crate) fn forget_uploads(&mut self) {
+        self.uploaded.clear();
+    }
+
     /// The last chunk of this staging memory, if it has room; else a new one. Returns its number.
     pub(crate) fn chunk(
         &mut self,
@@ -113,6 +121,7 @@ impl Recording {
         (to, at): (&Buffer, u64),
         bytes: u64,
     ) {
+        self.note_upload(to, at, at + bytes);
         if let Some(Copy::Upload(last)) = self.copies.last_mut()
             && (last.from, last.start + last.bytes) == (from, start)
             && (&last.to, last.at + last.bytes) == (to, at)
@@ -130,6 +139,7 @@ impl Recording {
         (to, at): (&Buffer, u64),
         bytes: u64,
     ) {
+        self.note_upload(to, at, at + bytes);
         let (from, to) = (from.clone(), to.clone());
         self.copies.push(Copy::Between { from, start, to, at, bytes });
     }
@@ -145,14 +155,19 @@ impl Recording {
         self.copies.push(Copy::Texels { from, layout, to, size });
     }
 
-    /// Whether an upload that is not recorded yet writes some of these bytes.
+    /// Whether an upload or a copy of the scope writes some of these bytes.
     pub(crate) fn uploads_to(&self, to: &Buffer, bytes: &Range<u64>) -> bool {
-        self.copies.iter().any(|copy| match copy {
-            Copy::Upload(copy) => {
-                copy.to == *to && copy.at < bytes.end && bytes.start < copy.at + copy.bytes
-            }
-            Copy::Between { .. } | Copy::Texels { .. } => false,
-        })
+        let buffer = hash_of(to);
+        let before = self.uploaded.range((buffer, 0)..(buffer, bytes.end)).next_back();
+        before.is_some_and(|(_, end)| *end > bytes.start)
+    }
+
+    fn note_upload(&mut self, to: &Buffer, at: u64, end: u64) {
+        let buffer = hash_of(to);
+        match self.uploaded.range_mut((buffer, 0)..=(buffer, at)).next_back() {
+            Some((_, last)) if *last >= at => *last = end.max(*last),
+            _ => drop(self.uploaded.insert((buffer, at), end)),
+        }
     }
 
     pub(crate) fn has_copies(&self) -> bool {

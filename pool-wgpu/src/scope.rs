@@ -14,6 +14,7 @@ use crate::staging::Unmapped;
 use crate::view::{BufferPart, Place};
 use pool_core::{DeviceError, Why};
 use std::fmt;
+use std::hash::Hash;
 use std::sync::Arc;
 use wgpu::{BufferUsages, CommandEncoder};
 
@@ -85,7 +86,9 @@ impl Scope {
     pub(crate) fn open(clock: &Scopes) -> Self {
         clock.learn_of_submissions();
         let id = clock.open_scopes().open();
-        let old = clock.shared().groups.lock().age(id);
+        clock.receipts().look();
+        let shared = clock.shared();
+        let old = shared.groups.lock().age(id, shared.age());
         drop(old); // without the lock
         Self {
             id,
@@ -152,12 +155,25 @@ impl Scope {
         }
     }
 
-    /// Copies from one buffer to another, in the order of this scope.
+    /// What the scope records itself runs ahead of the program's commands, and would not see what these
+    /// write.
+    fn may_record_with(&self, lent: &impl Hash) -> Result<(), DeviceError> {
+        if self.table().is_recorded_elsewhere(self.id, lent) {
+            let call =
+                "copy by the scope out of what the program has: by its own encoder (`.._in`)";
+            return Err(DeviceError::new(Why::Unsupported, call));
+        }
+        Ok(())
+    }
+
+    /// Copies from one buffer to another, in the order of this scope: ahead of the commands of an encoder of
+    /// the program's own.
     ///
     /// # Errors
     ///
     /// Where wgpu would refuse the whole submission: [`Why::Unsupported`] if both are the same
-    /// buffer, as two pieces of one slab are, or a usage is missing, [`Why::Unaligned`] if an
+    /// buffer, as two pieces of one slab are, a usage is missing, or the program has the first buffer and
+    /// not the scope's encoder, [`Why::Unaligned`] if an
     /// offset or the length is no multiple of 4 bytes, [`Why::OutOfRange`] if they do not fit.
     /// [`Why::Foreign`] for a view of another stream, [`Why::Lost`] where the device is lost.
     ///
@@ -197,6 +213,8 @@ impl Scope {
         let (start, _) =
             from.range(BufferUsages::COPY_SRC, start, bytes, "copy out of a buffer")?;
         let (at, _) = to.range(BufferUsages::COPY_DST, at, bytes, "copy into a buffer")?;
+        self.may_record_with(from.buffer)?;
+        self.may_write_ahead(to.buffer, &(at..at + bytes))?;
         self.recording.copy((from.buffer, start), (to.buffer, at), bytes);
         Ok(())
     }

@@ -17,6 +17,13 @@ use wgpu::{
     CommandEncoderDescriptor, Device, DeviceLostReason, ErrorFilter, Limits, PollType, Queue,
 };
 
+/// Scopes that are opened after the last use of a bind group or a texture until it goes, unless the program
+/// says otherwise: some frames, also where a frame has several scopes.
+const AGE: u64 = 64;
+
+/// Destroyed buffers that are remembered at most.
+const MOST_DESTROYED: usize = 1024;
+
 /// Faults that are remembered at most.
 const MOST_FAULTS: usize = 64;
 
@@ -34,6 +41,8 @@ pub(crate) struct Shared {
     on_lost: Arc<Mutex<Option<OnLost>>>,
     /// Whether calls that do not wait may poll the device.
     polls: AtomicBool,
+    /// Scopes after which what none of them used goes.
+    age: AtomicU64,
     /// Buffers in the pools' hands that the program has destroyed.
     destroyed: Mutex<HashSet<Buffer>>,
     faults: Mutex<Faults>,
@@ -114,6 +123,7 @@ impl Shared {
             replaced: Arc::default(),
             on_lost: Arc::default(),
             polls: AtomicBool::new(true),
+            age: AtomicU64::new(AGE),
             destroyed: Mutex::default(),
             faults,
         }
@@ -128,6 +138,14 @@ impl Shared {
 
     pub(crate) fn on_lost(&self, told: OnLost) {
         *self.on_lost.lock() = Some(told);
+    }
+
+    pub(crate) fn age(&self) -> u64 {
+        self.age.load(Relaxed)
+    }
+
+    pub(crate) fn set_age(&self, scopes: u64) {
+        self.age.store(scopes, Relaxed);
     }
 
     pub(crate) fn stop_polling(&self) {
@@ -162,7 +180,11 @@ impl Shared {
                 self.queue.submit([encoder.finish()])
             };
             if self.refused(ErrorFilter::Validation, submit).1 {
-                self.destroyed.lock().insert(buffer.clone());
+                let mut destroyed = self.destroyed.lock();
+                if destroyed.len() >= MOST_DESTROYED {
+                    destroyed.clear(); // some have left their pools; the others are found again
+                }
+                destroyed.insert(buffer.clone());
             }
         }
     }

@@ -208,7 +208,7 @@ impl Staging {
             submitted.or(chunks.at_work.first()).map(|(_, arrival)| arrival.clone())
         };
         match oldest {
-            Some(arrival) => Ok(arrival.wait_for_device(&self.shared.device, false)?.is_some()),
+            Some(arrival) => Ok(arrival.wait_for_device(&self.shared, false)?.is_some()),
             None => Ok(false),
         }
     }

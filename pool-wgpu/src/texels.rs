@@ -6,7 +6,7 @@
 use pool_core::{DeviceError, Why};
 use wgpu::{
     COPY_BYTES_PER_ROW_ALIGNMENT, Extent3d, TexelCopyBufferLayout, TexelCopyTextureInfo,
-    TextureUsages,
+    TextureAspect, TextureFormat, TextureUsages,
 };
 
 /// The rows of a copy of texels.
@@ -42,6 +42,14 @@ impl Rows {
         let format = texture.format();
         let texel = format.block_copy_size(Some(aspect));
         let texel = texel.ok_or(refused(Why::Unsupported, "copy texels of this format"))?;
+        let is_into = usage == TextureUsages::COPY_DST;
+        let has_aspect = format.aspect_specific_format(aspect).is_some();
+        if !has_aspect || format.is_multi_planar_format() || is_into && is_depth(format, aspect) {
+            return Err(refused(Why::Unsupported, "copy texels of this format and aspect"));
+        }
+        if texture.sample_count() > 1 {
+            return Err(refused(Why::Unsupported, "copy texels of a multisampled texture"));
+        }
         if mip_level >= texture.mip_level_count() {
             return Err(refused(Why::OutOfRange, "a mip level that the texture has not"));
         }
@@ -55,9 +63,15 @@ impl Rows {
         if !inside {
             return Err(refused(Why::OutOfRange, "copy texels outside of the texture"));
         }
+        let is_part = size.width != whole.width || size.height != whole.height;
+        if format.is_depth_stencil_format() && is_part {
+            return Err(refused(Why::Unsupported, "copy a part of a depth or stencil texture"));
+        }
         let (width, height) = format.block_dimensions();
-        if !origin.x.is_multiple_of(width) || !origin.y.is_multiple_of(height) {
-            return Err(refused(Why::Unaligned, "copy texels from within a block of the format"));
+        let are_blocks = [origin.x, size.width].iter().all(|count| count.is_multiple_of(width))
+            && [origin.y, size.height].iter().all(|count| count.is_multiple_of(height));
+        if !are_blocks {
+            return Err(refused(Why::Unaligned, "copy a part of a block of the format"));
         }
         Ok(Self {
             texel,
@@ -134,4 +148,10 @@ impl Rows {
         let rows = staged.chunks(stride.max(1));
         rows.flat_map(|row| &row[..self.row_bytes().min(row.len())]).copied().collect()
     }
+}
+
+/// Whether texels are depths of 32 bits, into which wgpu copies none.
+fn is_depth(format: TextureFormat, aspect: TextureAspect) -> bool {
+    let is_32 = matches!(format, TextureFormat::Depth32Float | TextureFormat::Depth32FloatStencil8);
+    is_32 && aspect != TextureAspect::StencilOnly
 }

@@ -1,7 +1,6 @@
 //! Textures that serve again.
 
 use crate::clock::Scopes;
-use crate::open::QUEUE;
 use crate::scope::Scope;
 use crate::shared::Shared;
 use parking_lot::Mutex;
@@ -9,16 +8,15 @@ use pool_core::{DeviceError, StreamClock, Why};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
-use wgpu::{ErrorFilter, Texture, TextureDescriptor, TextureFormat};
-
-/// Scopes that are opened after the last use of a texture until it goes back to wgpu, unless the program
-/// says otherwise.
-const AGE: u64 = 16;
+use wgpu::{
+    ErrorFilter, Texture, TextureDescriptor, TextureFormat, TextureView, TextureViewDescriptor,
+};
 
 /// Textures of one device that serve again for the same descriptor: render targets, shadow maps, what a
 /// filter needs for a frame. Clones are the same.
 ///
-/// A texture goes back to wgpu when it served none of the last 16 scopes.
+/// A texture goes back to wgpu when it served none of the last 64 scopes
+/// ([`WgpuAllocator::forget_after`](crate::WgpuAllocator::forget_after)) and another one is taken or dropped.
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub mod wgpu { pub use pool_wgpu::*; } }
@@ -41,7 +39,7 @@ const AGE: u64 = 16;
 /// for _frame in 0..3 {
 ///     let scope = allocator.scope();
 ///     let target = scope.take_texture(&targets, &descriptor)?;
-///     let view = target.create_view(&wgpu::TextureViewDescriptor::default());
+///     let view = target.view(); // of all of it
 ///     let encoder = device.create_command_encoder(&Default::default());
 ///     // A pass that clears the target: it shows what its last owner drew.
 ///     scope.submit_with(encoder)?;
@@ -67,6 +65,7 @@ struct Kept {
 
 struct IdleTexture {
     texture: Texture,
+    view: TextureView,
     view_formats: Vec<TextureFormat>,
     /// The marks of the scopes whose commands may use it.
     after: Vec<u64>,
@@ -80,6 +79,7 @@ struct IdleTexture {
 /// the next owner draws.
 pub struct PooledTexture {
     texture: Texture,
+    view: TextureView,
     view_formats: Vec<TextureFormat>,
     scope: u64,
     of: Arc<TexturePool>,
@@ -130,19 +130,30 @@ impl Scope {
             return Err(DeviceError::new(Why::Foreign, "take a texture of another device"));
         }
         self.shared().living()?;
-        let texture = match idle.take(self, descriptor) {
-            Some(texture) => texture,
-            None => create(self.shared(), descriptor)?,
+        let mut taken = idle.take(self, descriptor);
+        while taken.as_ref().is_some_and(|(texture, _)| is_destroyed(self.shared(), texture)) {
+            taken = idle.take(self, descriptor);
+        }
+        let (texture, view) = if let Some(taken) = taken {
+            taken
+        } else {
+            let new = create(self.shared(), descriptor)?;
+            idle.textures.lock().made += 1;
+            new
         };
         let (view_formats, scope) = (descriptor.view_formats.to_vec(), self.stream().scope());
-        self.table().keep(scope);
-        Ok(PooledTexture { texture, view_formats, scope, of: idle.clone() })
+        self.table().lend(scope, &texture);
+        Ok(PooledTexture { texture, view, view_formats, scope, of: idle.clone() })
     }
 }
 
 impl TexturePool {
     /// The newest idle texture that commands of the scope may use.
-    fn take(&self, scope: &Scope, descriptor: &TextureDescriptor<'_>) -> Option<Texture> {
+    fn take(
+        &self,
+        scope: &Scope,
+        descriptor: &TextureDescriptor<'_>,
+    ) -> Option<(Texture, TextureView)> {
         let (on, opened) = (scope.stream(), self.clock.open_scopes().opened());
         let reuses = !self.clock.reuses_ahead(&on);
         let is_ready = |mark: &u64| {
@@ -153,13 +164,11 @@ impl TexturePool {
             let serves =
                 |idle: &IdleTexture| idle.is_as(descriptor) && idle.after.iter().all(is_ready);
             let at = kept.idle.iter().rposition(serves);
-            let found = at.map(|at| kept.idle.remove(at).texture);
-            kept.made += u64::from(found.is_none());
-            let is_old = |idle: &mut IdleTexture| idle.since + AGE < opened;
-            (found, kept.idle.extract_if(.., is_old).collect::<Vec<_>>())
+            let found = at.map(|at| kept.idle.remove(at));
+            (found, kept.old(opened, self.clock.shared().age()))
         };
         self.let_go(old);
-        found
+        found.map(|IdleTexture { texture, view, .. }| (texture, view))
     }
 
     /// Drops textures, and the bind groups that keep them.
@@ -167,6 +176,13 @@ impl TexturePool {
         for IdleTexture { texture, .. } in textures {
             self.clock.shared().groups.lock().forget_texture(&texture);
         }
+    }
+}
+
+impl Kept {
+    /// Removes what served none of the last scopes.
+    fn old(&mut self, opened: u64, most: u64) -> Vec<IdleTexture> {
+        self.idle.extract_if(.., |idle| idle.since.saturating_add(most) < opened).collect()
     }
 }
 
@@ -183,14 +199,34 @@ impl IdleTexture {
     }
 }
 
-fn create(shared: &Shared, descriptor: &TextureDescriptor<'_>) -> Result<Texture, DeviceError> {
+/// Whether the program has destroyed a texture: wgpu makes no view of it.
+fn is_destroyed(shared: &Shared, texture: &Texture) -> bool {
+    let view = || texture.create_view(&TextureViewDescriptor::default());
+    shared.refused(ErrorFilter::Validation, view).1
+}
+
+fn create(
+    shared: &Shared,
+    descriptor: &TextureDescriptor<'_>,
+) -> Result<(Texture, TextureView), DeviceError> {
     let ((texture, invalid), out) = shared.refused(ErrorFilter::OutOfMemory, || {
         shared.refused(ErrorFilter::Validation, || shared.device.create_texture(descriptor))
     });
     match (invalid, out) {
-        (false, false) => Ok(texture),
+        (false, false) => {
+            let view = texture.create_view(&TextureViewDescriptor::default());
+            Ok((texture, view))
+        }
         (_, true) => Err(DeviceError::new(Why::OutOfMemory, "create_texture")),
         (true, false) => Err(DeviceError::new(Why::Unsupported, "create_texture")),
+    }
+}
+
+impl PooledTexture {
+    /// A view of all of it, the same each time that the texture serves: a bind group with it is cached.
+    #[must_use]
+    pub fn view(&self) -> &TextureView {
+        &self.view
     }
 }
 
@@ -206,16 +242,23 @@ impl Drop for PooledTexture {
         let open = self.of.clock.open_scopes();
         // One that was kept for longer than its scope may be in the commands of any that is open.
         let after = match open.is_closed(self.scope) {
-            true => open.marks_of_all(),
+            true => open.marks_since(self.scope),
             false => vec![open.mark(self.scope)],
         };
-        debug_assert!(self.scope != QUEUE, "a texture is taken for a scope");
-        self.of.textures.lock().idle.push(IdleTexture {
+        let opened = open.opened();
+        let idle = IdleTexture {
             texture: self.texture.clone(),
+            view: self.view.clone(),
             view_formats: std::mem::take(&mut self.view_formats),
             after,
-            since: open.opened(),
-        });
+            since: opened,
+        };
+        let old = {
+            let mut kept = self.of.textures.lock();
+            kept.idle.push(idle);
+            kept.old(opened, self.of.clock.shared().age())
+        };
+        self.of.let_go(old);
     }
 }
 

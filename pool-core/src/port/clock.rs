@@ -173,12 +173,12 @@ pub trait StreamClock: Send + Sync + 'static {
         false
     }
 
-    /// Returns the marks of all streams that the program may record work for, where uses last until the
-    /// drop ([`StreamClock::UNTIL_DROP`]).
+    /// Returns the marks of all streams that the program may record work for and that began after the
+    /// stream of `since`, where uses last until the drop ([`StreamClock::UNTIL_DROP`]).
     ///
     /// A buffer that was used on a stream which has ended counts as used by all of them when it is
     /// dropped: the program may have recorded it again without telling. Makes no device call.
-    fn open_marks(&self) -> Vec<Self::Mark> {
+    fn open_marks(&self, _since: Self::Mark) -> Vec<Self::Mark> {
         Vec::new()
     }
 

@@ -366,13 +366,14 @@ impl<C: StreamClock> LastUses<C> {
     }
 
     /// Counts a buffer that the program had for longer than one of its streams as used by all streams
-    /// that are open: the program may have recorded it in each of them, which no call told.
+    /// that are open and began after that of its allocation: the program may have recorded it in each of
+    /// them, which no call told.
     fn use_on_open_streams(&mut self, clock: &C) {
         self.forget(|used| clock.is_obsolete(used.last));
         if !self.outlived && !clock.is_obsolete(self.own.last) {
             return;
         }
-        for mark in clock.open_marks() {
+        for mark in clock.open_marks(self.own.last) {
             if self.newest_first().all(|used| !clock.same_stream(used.last, mark)) {
                 let others = self.others.get_or_insert_default();
                 others.push(Used::new(mark, Writes::Written, true));

@@ -11,12 +11,13 @@ impl Scope {
     /// Ends a step: buffers that were dropped so far can serve this scope again, zeroed in between
     /// where the pool zeroes. It costs a command buffer, and a submission where something is
     /// zeroed. It does nothing if the step has no commands in the scope's own encoder, and while
-    /// the program has taken a buffer and not that encoder: its own commands come later.
+    /// the program has taken a buffer and not that encoder, or has dropped one in this scope that it had
+    /// before: its own commands come later.
     ///
     /// Without steps a pool that zeroes takes a fresh block for each request of a scope, since it
     /// zeroes ahead of the scope's commands.
     pub fn end_step(&mut self) {
-        if !self.recording.has_step() || self.table().is_used_elsewhere(self.id) {
+        if !self.recording.has_step() || self.table().keeps_blocks(self.id) {
             return;
         }
         self.end_reads();
@@ -67,7 +68,11 @@ impl Scope {
     /// ```
     pub fn flush(&mut self) -> Result<SubmissionIndex, DeviceError> {
         self.end_commands();
-        self.hand_over()
+        let submitted = self.hand_over();
+        if !self.table().is_used_elsewhere(self.id) {
+            self.recording.forget_uploads();
+        }
+        submitted
     }
 
     /// Ends what the scope itself has recorded, behind the zeroing that it needs.
@@ -145,15 +150,16 @@ impl Scope {
         submitted
     }
 
-    /// Submits the commands of the program behind those of the scope: the zeroing that they need, the
-    /// copies of its uploads, and what was recorded in the scope's own encoder. The usual end of a frame.
+    /// Submits the commands of the program behind what they need: zeroing, the copies of the scope's
+    /// uploads, and its [`Scope::copy`] and [`Scope::read_back`]. The usual end of a frame.
     ///
     /// It is one submission, and one more where something is zeroed. The pool knows at once that the
     /// buffers serve other scopes, and needs none of the signals of [`Scope::prologue`].
     ///
     /// # Errors
     ///
-    /// [`Why::Lost`] if the device is lost. The scope has ended all the same.
+    /// [`Why::Unsupported`] if the scope's own encoder was asked for ([`Scope::encoder`]), and
+    /// [`Why::Lost`] if the device is lost: nothing ran then. The scope has ended all the same.
     ///
     /// # Examples
     ///
@@ -176,17 +182,65 @@ impl Scope {
     /// # }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn submit_with(mut self, commands: CommandEncoder) -> Result<SubmissionIndex, DeviceError> {
+    pub fn submit_with(self, commands: CommandEncoder) -> Result<SubmissionIndex, DeviceError> {
+        self.submit_all([], commands)
+    }
+
+    /// Submits several encoders of the program behind what they need, as [`Scope::submit_with`] does:
+    /// `first` in their order, and `last` behind them. `read_back_in` is for the last, or one before it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Scope::submit_with`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device.clone(), queue));
+    /// let scope = pool.allocator().scope();
+    /// let lent = scope.lend(&scope.take(&pool, KIB)?)?;
+    /// let mut encoders = [(); 3].map(|()| device.create_command_encoder(&Default::default()));
+    /// for encoder in &mut encoders {
+    ///     encoder.clear_buffer(&lent, 0, None); // on a thread for each
+    /// }
+    /// let [shadows, scene, last] = encoders;
+    /// scope.submit_all([shadows.finish(), scene.finish()], last)?;
+    ///
+    /// let scope = pool.allocator().scope();
+    /// pool.allocator().mark_lost(); // as the program's own callback for the loss does
+    /// let encoder = device.create_command_encoder(&Default::default());
+    /// assert_eq!(scope.submit_all([], encoder).unwrap_err().why, Why::Lost);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn submit_all(
+        mut self,
+        first: impl IntoIterator<Item = CommandBuffer>,
+        last: CommandEncoder,
+    ) -> Result<SubmissionIndex, DeviceError> {
         self.shared().living()?;
+        if self.table().has_recorded(self.id) {
+            // Blocks that it has dropped may have served it again, for the order of one encoder.
+            let call =
+                "submit another encoder with a scope whose own was asked for: use one of them";
+            return Err(DeviceError::new(Why::Unsupported, call));
+        }
         // The program's encoder is the scope's from now on.
         self.table().record(self.id);
         for filling in std::mem::take(&mut self.reads_elsewhere) {
             filling.begin_elsewhere(self.own_encoder());
-            filling.map_after(&commands);
+            filling.map_after(&last);
             self.reads_before.push(filling);
         }
         self.end_commands();
-        self.recording.follow(commands.finish());
+        first
+            .into_iter()
+            .chain([last.finish()])
+            .for_each(|commands| self.recording.follow(commands));
         self.uploads_elsewhere = false;
         let submitted = self.hand_over();
         self.end = End::Submitted;
@@ -298,7 +352,7 @@ impl Drop for Scope {
         let (to_zero, chunks) = self.recording.forget();
         self.table().put_back(self.id, to_zero);
         let may_be_used = self.end == End::Dropped && self.table().is_used_elsewhere(self.id);
-        if cfg!(debug_assertions) && may_be_used {
+        if cfg!(debug_assertions) && may_be_used && !self.shared().is_lost() {
             let call = "drop a scope whose buffers may be in another encoder: use its prologue";
             self.shared().note(DeviceError::new(Why::NotSubmitted, call));
         }

@@ -16,7 +16,9 @@ impl Scope {
     /// [`Why::Unaligned`] where the offset is no multiple of 4 bytes, [`Why::OutOfRange`] where the
     /// buffer is too short, [`Why::Unsupported`] for a buffer without `COPY_SRC`, [`Why::Foreign`]
     /// for read-backs of another device or a view of another stream, [`Why::OutOfMemory`] where
-    /// staging memory cannot be had, [`Why::Lost`] where the device is lost. Commands that wgpu
+    /// staging memory cannot be had, [`Why::Lost`] where the device is lost; [`Why::Unsupported`] too for
+    /// a buffer that was lent while the scope's encoder was not asked for: the scope's own commands run
+    /// ahead of the program's ([`Scope::read_back_in`]). Commands that wgpu
     /// refuses bring nothing back, which the read-back tells.
     ///
     /// # Examples
@@ -48,6 +50,7 @@ impl Scope {
         offset: u64,
         bytes: u64,
     ) -> Result<ReadBack, DeviceError> {
+        self.may_record_with(from.place().buffer)?;
         let (back, place) = (self.begin_read(through, from, offset, bytes, false)?, from.place());
         copy_back(self.own_encoder(), &place, offset, &back);
         Ok(back)
@@ -95,6 +98,8 @@ impl Scope {
         bytes: u64,
     ) -> Result<ReadBack, DeviceError> {
         let back = self.begin_read(through, from, offset, bytes, true)?;
+        // The program's commands have the buffer from now on.
+        self.table().lend(self.id, from.place().buffer);
         copy_back(commands, &from.place(), offset, &back);
         self.sign_read(commands, &back);
         Ok(back)

@@ -93,6 +93,7 @@ impl Scope {
             chunk.elsewhere = true;
             let from = TexelCopyBufferInfo { buffer: &chunk.buffer, layout };
             commands.copy_buffer_to_texture(from, to, size);
+            self.table().lend(self.id, to.texture);
             self.uploads_elsewhere = true;
         }
         Ok(())
@@ -103,7 +104,7 @@ impl Scope {
     /// # Errors
     ///
     /// For the texture as for [`Scope::upload_texture`] (it needs `COPY_SRC`), otherwise as for
-    /// [`Scope::read_back`].
+    /// [`Scope::read_back`]: a pooled texture that the program has is refused, and not one of its own.
     ///
     /// See [`Scope::upload_texture`] for an example.
     pub fn read_back_texture(
@@ -112,6 +113,7 @@ impl Scope {
         from: TexelCopyTextureInfo<'_>,
         size: Extent3d,
     ) -> Result<ReadBack, DeviceError> {
+        self.may_record_with(from.texture)?;
         let back = self.begin_read_of_texels(through, &from, size, false)?;
         copy_texels(self.own_encoder(), from, size, &back);
         Ok(back)
@@ -130,6 +132,7 @@ impl Scope {
         size: Extent3d,
     ) -> Result<ReadBack, DeviceError> {
         let back = self.begin_read_of_texels(through, &from, size, true)?;
+        self.table().lend(self.id, from.texture);
         copy_texels(commands, from, size, &back);
         self.sign_read(commands, &back);
         Ok(back)
@@ -158,6 +161,7 @@ impl Scope {
             }
         };
         let alignment = u64::from(rows.texel).next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
+        self.make_room(through, bytes, alignment)?;
         let (chunk, start, ()) = self.stage(&through.0, bytes, alignment, write)?;
         Ok(Some((chunk, rows.layout(start))))
     }

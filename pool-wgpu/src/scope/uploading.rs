@@ -7,7 +7,7 @@ use crate::view::{BufferPart, Place};
 use pool_core::{DeviceError, Why};
 use std::ops::Range;
 use std::sync::Arc;
-use wgpu::{BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder, WriteOnly};
+use wgpu::{Buffer, BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder, WriteOnly};
 
 impl Scope {
     /// Writes `data` into a buffer in the order of this scope: a copy by the CPU into staging
@@ -100,8 +100,8 @@ impl Scope {
         let place = to.place();
         let range = self.may_upload(through, &place, offset, bytes)?;
         let at = range.start;
-        if self.recording.uploads_to(place.buffer, &range)
-            && self.table().is_recorded_elsewhere(self.id, place.buffer)
+        if self.table().is_recorded_elsewhere(self.id, place.buffer)
+            && self.recording.uploads_to(place.buffer, &range)
         {
             let call =
                 "upload twice to the same bytes ahead of the program's commands: `upload_in`";
@@ -111,9 +111,7 @@ impl Scope {
             return Ok(write(WriteOnly::from_mut(&mut [])));
         }
         let alignment = COPY_BUFFER_ALIGNMENT;
-        if self.eager && !self.recording.has_room(&through.0, bytes, alignment) {
-            self.flush()?;
-        }
+        self.make_room(through, bytes, alignment)?;
         let (chunk, start, written) = self.stage(&through.0, bytes, alignment, write)?;
         self.recording.upload((chunk, start), (place.buffer, at), bytes);
         Ok(written)
@@ -168,6 +166,8 @@ impl Scope {
         }
         let write = |memory: WriteOnly<'_, [u8]>| fill(memory, data);
         let (chunk, start, ()) = self.stage(&through.0, words, COPY_BUFFER_ALIGNMENT, write)?;
+        // The program's commands have the buffer from now on.
+        self.table().lend(self.id, place.buffer);
         let chunk = self.recording.chunk_mut(chunk);
         chunk.elsewhere = true;
         let from = &chunk.buffer;
@@ -188,6 +188,35 @@ impl Scope {
         self.may_use(place)?;
         let (at, end) = place.range(BufferUsages::COPY_DST, offset, bytes, "upload")?;
         Ok(at..end)
+    }
+
+    /// All commands of the program see the last of what the scope writes ahead of them.
+    pub(super) fn may_write_ahead(
+        &self,
+        buffer: &Buffer,
+        range: &Range<u64>,
+    ) -> Result<(), DeviceError> {
+        if self.table().is_recorded_elsewhere(self.id, buffer)
+            && self.recording.uploads_to(buffer, range)
+        {
+            let call =
+                "upload twice to the same bytes ahead of the program's commands: `upload_in`";
+            return Err(DeviceError::new(Why::Unsupported, call));
+        }
+        Ok(())
+    }
+
+    /// Flushes an eager scope whose chunk is full.
+    pub(super) fn make_room(
+        &mut self,
+        through: &Uploads,
+        bytes: u64,
+        alignment: u64,
+    ) -> Result<(), DeviceError> {
+        if self.eager && !self.recording.has_room(&through.0, bytes, alignment) {
+            self.flush()?;
+        }
+        Ok(())
     }
 
     pub(super) fn may_stage(&self, through: &Uploads) -> Result<(), DeviceError> {

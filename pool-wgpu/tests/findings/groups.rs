@@ -75,6 +75,7 @@ fn groups_of_dead_textures_go_by_age() {
         let (layout, kept) =
             (sampled(&device), texture(&device).create_view(&TextureViewDescriptor::default()));
         let mut most = 0;
+        device.forget_after(16);
         for _ in 0..200 {
             let scope = device.scope();
             let view = texture(&device).create_view(&TextureViewDescriptor::default());

@@ -168,3 +168,122 @@ fn the_queue_writes_to_what_is_taken_for_it() {
         assert_eq!((pool.stats().hits, shown(&device, &target)), (1, Some(5)));
     }
 }
+
+/// What only `upload_in` or `read_back_in` recorded is in the program's encoder too.
+#[test]
+fn a_flush_frees_nothing_that_the_programs_encoder_has() {
+    for device in devices() {
+        for pool in [BucketPool::new(device.clone()), uncleared(&device)] {
+            let (uploads, backs) = (device.uploads(64 * KIB, MIB), device.read_backs(MIB));
+            let mut scope = device.scope();
+            let on = scope.stream();
+            let mut commands = encoder(&device);
+            let buffer = scope.take(&pool, KIB).unwrap();
+            let view = buffer.on(&on).unwrap();
+            scope.upload_in(&mut commands, &uploads, &view, 0, &[1; 1024]).unwrap();
+            let back = scope.read_back_in(&mut commands, &backs, &view, 0, KIB).unwrap();
+            drop(view);
+            drop(buffer);
+            scope.end_step();
+            scope.flush().unwrap();
+            let mut other = device.scope();
+            let next = other.take(&pool, KIB).unwrap();
+            other.upload(&uploads, &next.on(&other.stream()).unwrap(), 0, &[2; 1024]).unwrap();
+            other.submit().unwrap();
+            let same = scope.take(&pool, KIB).unwrap();
+            scope.upload(&uploads, &same.on(&on).unwrap(), 0, &[3; 1024]).unwrap();
+            scope.submit_with(commands).unwrap();
+            assert!(back.wait(|bytes| bytes == [1; 1024]).unwrap());
+            for (buffer, byte) in [(next, 2), (same, 3)] {
+                let mut scope = device.scope();
+                let on = scope.stream();
+                let view = buffer.on(&on).unwrap();
+                let back = scope.read_back(&backs, &view, 0, KIB).unwrap();
+                scope.submit().unwrap();
+                assert!(back.wait(|bytes| bytes == [byte; 1024]).unwrap(), "{byte}");
+            }
+        }
+    }
+}
+
+/// A mesh that was dropped in the scope may be in the program's encoder after a flush.
+#[test]
+fn a_flush_frees_no_mesh() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let (mesh, raw) = mesh(&device, &pool);
+        let uploads = device.uploads(64 * KIB, MIB);
+        let mut scope = device.scope();
+        let (target, mut commands) = (own(&device, KIB), encoder(&device));
+        commands.copy_buffer_to_buffer(&raw, 0, &target, 0, KIB);
+        drop((mesh, raw));
+        scope.flush().unwrap();
+        let mut other = device.scope();
+        let next = other.take(&pool, KIB).unwrap();
+        other.upload(&uploads, &next.on(&other.stream()).unwrap(), 0, &[2; 1024]).unwrap();
+        other.submit().unwrap();
+        scope.submit_with(commands).unwrap();
+        assert_eq!(shown(&device, &target), Some(1));
+    }
+}
+
+/// The order of one encoder is none for two.
+#[test]
+fn a_scope_has_one_encoder() {
+    for device in devices() {
+        let mut scope = device.scope();
+        let _ = scope.encoder();
+        assert_eq!(scope.submit_with(encoder(&device)).unwrap_err().why, Why::Unsupported);
+        let pool = BucketPool::new(device.clone());
+        let (backs, target) = (device.read_backs(KIB), own(&device, KIB));
+        let mut scope = device.scope();
+        let buffer = scope.take(&pool, KIB).unwrap();
+        let _lent = scope.lend(&buffer).unwrap();
+        let on = scope.stream();
+        let view = buffer.on(&on).unwrap();
+        // They would run ahead of what the program's commands write.
+        let early = scope.read_back(&backs, &view, 0, KIB).unwrap_err();
+        assert_eq!(early.why, Why::Unsupported);
+        let target = pool_wgpu::Unpooled(&target);
+        assert_eq!(scope.copy((&view, 0), (&target, 0), KIB).unwrap_err().why, Why::Unsupported);
+        drop(view);
+        scope.submit_with(encoder(&device)).unwrap();
+    }
+}
+
+/// A loader that is open for long holds nothing of the frames beside it.
+#[test]
+fn what_a_frame_drops_after_its_end_waits_for_no_older_scope() {
+    for device in devices() {
+        let pool = uncleared(&device);
+        let loader = device.scope();
+        for _ in 0..4 {
+            let scope = device.scope();
+            let buffer = scope.take(&pool, KIB).unwrap();
+            let mut commands = encoder(&device);
+            commands.clear_buffer(&scope.lend(&buffer).unwrap(), 0, None);
+            scope.submit_with(commands).unwrap();
+            drop(buffer);
+        }
+        assert_eq!(pool.stats().misses, 1);
+        drop(loader);
+    }
+}
+
+#[test]
+fn encoders_run_in_the_order_that_they_are_given_in() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let (scope, target) = (device.scope(), own(&device, KIB));
+        let buffer = scope.take(&pool, KIB).unwrap();
+        let lent = scope.lend(&buffer).unwrap();
+        let from = own(&device, KIB);
+        device.queue().write_buffer(&from, 0, &[4; 1024]);
+        let [mut first, mut second, mut last] = [(); 3].map(|()| encoder(&device));
+        first.clear_buffer(&lent, 0, None);
+        second.copy_buffer_to_buffer(&from, 0, &lent, 0, KIB);
+        last.copy_buffer_to_buffer(&lent, 0, &target, 0, KIB);
+        scope.submit_all([first.finish(), second.finish()], last).unwrap();
+        assert_eq!(shown(&device, &target), Some(4));
+    }
+}

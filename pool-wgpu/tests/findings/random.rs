@@ -100,7 +100,8 @@ impl<'w> Frame<'w> {
     fn temporary(&mut self, random: &mut Random) {
         let bytes = 256 << random.below(4);
         let buffer = self.scope.take(&self.world.pool, bytes).unwrap();
-        let _lent = self.scope.lend(&buffer).unwrap();
+        let lent = (random.below(2) == 0).then(|| self.scope.lend(&buffer).unwrap());
+        drop(lent); // commands that copy have it all the same
         let len = usize::try_from(bytes).unwrap();
         self.expect(&buffer, vec![0; len], "a temporary");
         for _ in 0..random.below(3) {
@@ -222,10 +223,12 @@ fn frames(world: &World, seed: u64, steps: u64) {
         let mut frame = Frame::begin(world);
         let had = kept.is_some();
         for _ in 0..=random.below(6) {
-            match random.below(4) {
-                0 => frame.temporary(&mut random),
-                1 => frame.shared(&mut random),
-                2 => frame.texture(&mut random),
+            match random.below(10) {
+                0 | 1 => frame.temporary(&mut random),
+                2 | 3 => frame.shared(&mut random),
+                4 | 5 => frame.texture(&mut random),
+                6 => frame.scope.end_step(),
+                7 => drop(frame.scope.flush().unwrap()),
                 _ => frame.own(&mut kept, &mut random),
             }
             done += 1;

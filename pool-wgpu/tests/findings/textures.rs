@@ -137,6 +137,7 @@ fn staging_memory_for_copies_needs_no_feature() {
 fn a_texture_serves_who_comes_behind_its_last_use() {
     for device in devices() {
         let textures = device.textures();
+        device.forget_after(16);
         let descriptor = described((16, 16, 1), TextureFormat::Rgba8Unorm);
         let (first, second) = (device.scope(), device.scope());
         let taken = first.take_texture(&textures, &descriptor).unwrap();
@@ -168,4 +169,55 @@ fn a_texture_serves_who_comes_behind_its_last_use() {
         let none = described((0, 8, 1), TextureFormat::Rgba8Unorm);
         assert_eq!(fifth.take_texture(&textures, &none).unwrap_err().why, Why::Unsupported);
     }
+}
+
+/// What wgpu would refuse with the whole frame.
+#[test]
+fn copies_that_a_format_has_not_are_refused() {
+    let Some(device) = crate::present::vulkan() else { return };
+    let (uploads, backs) = (device.uploads(64 * KIB, MIB), device.read_backs(MIB));
+    let layout = TexelCopyBufferLayout::default();
+    let depth = texture(&device, (4, 4, 1), TextureFormat::Depth32Float);
+    let mut scope = device.scope();
+    let (place, whole) = (depth.as_image_copy(), depth.size());
+    let into = scope.upload_texture(&uploads, place, &[0; 64], layout, whole);
+    assert_eq!(into.unwrap_err().why, Why::Unsupported);
+    let part = Extent3d { width: 2, ..whole };
+    let refused = scope.read_back_texture(&backs, place, part).unwrap_err();
+    assert_eq!(refused.why, Why::Unsupported);
+    let back = scope.read_back_texture(&backs, place, whole).unwrap();
+    let color = texture(&device, (4, 4, 1), TextureFormat::Rgba8Unorm);
+    let mut stencil = color.as_image_copy();
+    stencil.aspect = wgpu::TextureAspect::StencilOnly;
+    let refused = scope.read_back_texture(&backs, stencil, whole).unwrap_err();
+    assert_eq!(refused.why, Why::Unsupported);
+    scope.submit().unwrap();
+    assert_eq!(back.wait(<[u8]>::len).unwrap(), 64);
+}
+
+/// A texture that its user destroyed is not handed on.
+#[test]
+fn a_destroyed_texture_goes() {
+    let Some(device) = crate::present::vulkan() else { return };
+    let textures = device.textures();
+    let descriptor = described((16, 16, 1), TextureFormat::Rgba8Unorm);
+    for frame in 0..3 {
+        let scope = device.scope();
+        let taken = scope.take_texture(&textures, &descriptor).unwrap();
+        if frame == 0 {
+            taken.destroy();
+        }
+        let mut commands = encoder(&device);
+        if frame > 0 {
+            let backs = device.read_backs(MIB);
+            let mut scope = scope;
+            let place = taken.as_image_copy();
+            let back = scope.read_back_texture_in(&mut commands, &backs, place, taken.size());
+            scope.submit_with(commands).unwrap();
+            assert_eq!(back.unwrap().wait(<[u8]>::len).unwrap(), 1024);
+        } else {
+            scope.submit_with(commands).unwrap();
+        }
+    }
+    assert_eq!(textures.made(), 2);
 }
