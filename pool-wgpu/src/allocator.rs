@@ -74,7 +74,8 @@ impl WgpuAllocator {
 
     /// From now on the pool polls the device only where it waits: a request, an upload and a new scope run
     /// none of the program's callbacks, except where they submit. For programs that poll themselves, as
-    /// each frame's present does. Clones of the allocator and pools over it are the same.
+    /// each frame's present does, and that call [`WgpuAllocator::submitted`] behind each submission of a
+    /// prologue, since the pool hears of it later otherwise. Clones of the allocator and pools over it are the same.
     ///
     /// Otherwise a new scope polls while a prologue is out, an upload while staging memory is at work, and
     /// a request after wgpu refused a buffer. A poll runs all callbacks that are ready, so a program must
@@ -149,6 +150,12 @@ impl WgpuAllocator {
     /// Opens a scope: a stream of commands that are submitted together.
     #[must_use]
     pub fn scope(&self) -> Scope {
+        self.clock.open_scopes().count_one();
+        Scope::open(&self.clock)
+    }
+
+    /// Opens a scope of the pool's own, which does not age what is cached.
+    pub(crate) fn uncounted_scope(&self) -> Scope {
         Scope::open(&self.clock)
     }
 
@@ -507,7 +514,8 @@ impl WgpuAllocator {
     }
 
     /// Forgets cached bind groups and idle textures that none of the last `scopes` scopes has used; 64 unless
-    /// it is called. For programs with many scopes in a frame: a few times as many.
+    /// it is called. For programs with many scopes in a frame: a few times as many. Scopes that the
+    /// pool opens for itself do not count.
     pub fn forget_after(&self, scopes: u64) {
         self.shared().set_age(scopes);
     }

@@ -81,7 +81,7 @@ impl WgpuAllocator {
     ) -> Result<Duration, DeviceError> {
         let data = vec![7; usize::try_from(EACH).unwrap_or(0)];
         let begin = Instant::now();
-        let mut scope = self.scope();
+        let mut scope = self.uncounted_scope();
         if eager {
             scope.upload_eagerly();
         }

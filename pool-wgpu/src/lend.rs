@@ -131,7 +131,9 @@ impl Scope {
     /// Otherwise it is as [`Scope::lend`]; [`PooledBuffer::read_on`] lends a view in this way.
     ///
     /// Once is enough for a buffer that all later frames only read: if it was used in a scope that has
-    /// ended, its drop waits for all scopes that are open then.
+    /// ended, its drop waits for the open scopes that began after that of its allocation (all, if
+    /// [`BucketPool::allocate`] made it). Before the first such scope has ended, and in an older scope, each
+    /// scope that uses it lends it.
     ///
     /// # Errors
     ///

@@ -29,6 +29,8 @@ pub(crate) fn step_of(mark: u64) -> (u64, u64) {
 #[derive(Default)]
 pub(crate) struct OpenScopes {
     last: AtomicU64,
+    /// The scopes that the program has opened, by which what is cached ages.
+    opened: AtomicU64,
     /// All scopes below this number are closed. Buffers that live long have marks of many of those,
     /// and need no lock to see that.
     closed_below: AtomicU64,
@@ -103,9 +105,14 @@ impl OpenScopes {
         scope
     }
 
-    /// Returns how many scopes were opened so far.
+    /// Counts a scope of the program.
+    pub(crate) fn count_one(&self) {
+        self.opened.fetch_add(1, Relaxed);
+    }
+
+    /// Returns how many scopes the program has opened so far.
     pub(crate) fn opened(&self) -> u64 {
-        self.last.load(Relaxed)
+        self.opened.load(Relaxed)
     }
 
     /// Closes a scope. Zeroing that is not submitted yet must not be left out, although its

@@ -162,12 +162,17 @@ impl Recording {
         before.is_some_and(|(_, end)| *end > bytes.start)
     }
 
+    /// Ranges that overlap or follow each other are one.
     fn note_upload(&mut self, to: &Buffer, at: u64, end: u64) {
         let buffer = hash_of(to);
-        match self.uploaded.range_mut((buffer, 0)..=(buffer, at)).next_back() {
-            Some((_, last)) if *last >= at => *last = end.max(*last),
-            _ => drop(self.uploaded.insert((buffer, at), end)),
+        let (mut at, mut end) = (at, end);
+        while let Some((&key, &last)) = self.uploaded.range((buffer, 0)..=(buffer, end)).next_back()
+            && last >= at
+        {
+            self.uploaded.remove(&key);
+            (at, end) = (at.min(key.1), end.max(last));
         }
+        self.uploaded.insert((buffer, at), end);
     }
 
     pub(crate) fn has_copies(&self) -> bool {

@@ -88,7 +88,7 @@ impl Scope {
         let id = clock.open_scopes().open();
         clock.receipts().look();
         let shared = clock.shared();
-        let old = shared.groups.lock().age(id, shared.age());
+        let old = shared.groups.lock().age(clock.open_scopes().opened(), shared.age());
         drop(old); // without the lock
         Self {
             id,

@@ -33,7 +33,7 @@ impl WgpuAllocator {
             let call = "read in an open scope: Scope::read_back";
             return Err(DeviceError::new(Why::NotSubmitted, call));
         }
-        let mut scope = self.scope();
+        let mut scope = self.uncounted_scope();
         let (buffer, clock) = (from.buffer, from.clock);
         let view = WgpuView { buffer, clock, on: scope.stream(), ..*from };
         let start = offset - offset % WORD;

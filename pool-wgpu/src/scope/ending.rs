@@ -35,7 +35,9 @@ impl Scope {
     /// ends.
     ///
     /// A program with its own encoder must not flush behind its own submit: zeroing would come
-    /// after its commands, and no later call could tell.
+    /// after its commands, and no later call could tell. One without asks for [`Scope::encoder`] first:
+    /// otherwise a buffer that another thread drops may be in an encoder that the pool does not know, and
+    /// what was dropped before a flush serves after the end of the scope alone.
     ///
     /// # Errors
     ///
@@ -107,8 +109,8 @@ impl Scope {
     /// # Errors
     ///
     /// [`Why::NotSubmitted`] if the scope's buffers must be in another encoder: the program has
-    /// taken a buffer ([`WgpuView::buffer`](crate::WgpuView::buffer), [`Scope::lend`]) and never
-    /// the scope's encoder; or it has called [`Scope::read_back_in`] or [`Scope::upload_in`]. Buffers
+    /// taken a buffer ([`WgpuView::buffer`](crate::WgpuView::buffer), [`Scope::lend`]) or a texture
+    /// ([`Scope::take_texture`]) and never the scope's encoder; or it has called [`Scope::read_back_in`] or [`Scope::upload_in`]. Buffers
     /// that were dropped may serve other scopes before that encoder is submitted, and zeroing comes after
     /// it if it is submitted already. Use [`Scope::submit_with`] or [`Scope::prologue`]; where there is no
     /// such encoder, as where bind groups are made for later frames, ask for [`Scope::encoder`].
@@ -229,6 +231,8 @@ impl Scope {
                 "submit another encoder with a scope whose own was asked for: use one of them";
             return Err(DeviceError::new(Why::Unsupported, call));
         }
+        // All of them first: making them may take buffers of this scope.
+        let first: Vec<CommandBuffer> = first.into_iter().collect();
         // The program's encoder is the scope's from now on.
         self.table().record(self.id);
         for filling in std::mem::take(&mut self.reads_elsewhere) {

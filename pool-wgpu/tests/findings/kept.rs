@@ -287,3 +287,25 @@ fn encoders_run_in_the_order_that_they_are_given_in() {
         assert_eq!(shown(&device, &target), Some(4));
     }
 }
+
+/// What makes the encoders may take buffers: they are zeroed ahead of all of them.
+#[test]
+fn encoders_that_are_made_late_have_zeroed_buffers() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        drop(mesh(&device, &pool));
+        let (scope, target) = (device.scope(), own(&device, KIB));
+        let on = scope.stream();
+        let mut held = Vec::new();
+        let late = std::iter::once_with(|| {
+            let buffer = pool.allocate_on(&on, KIB).unwrap();
+            let mut commands = encoder(&device);
+            let lent = buffer.on(&on).unwrap().buffer().unwrap().clone();
+            commands.copy_buffer_to_buffer(&lent, 0, &target, 0, KIB);
+            held.push(buffer);
+            commands.finish()
+        });
+        scope.submit_all(late, encoder(&device)).unwrap();
+        assert_eq!((pool.stats().hits, shown(&device, &target)), (1, Some(0)));
+    }
+}

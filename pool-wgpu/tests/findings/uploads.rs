@@ -44,6 +44,30 @@ fn each_draw_sees_what_was_uploaded_before_it() {
     }
 }
 
+/// Ranges of uploads overlap in any order.
+#[test]
+fn a_range_is_found_under_a_larger_one() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let uploads = device.uploads(64 * KIB, MIB);
+        for ranges in [[(20, 8), (0, 100), (200, 4)], [(0, 12), (20, 8), (4, 96)]] {
+            let mut scope = device.scope();
+            let on = scope.stream();
+            let buffer = scope.take(&pool, KIB).unwrap();
+            let view = buffer.on(&on).unwrap();
+            for (at, len) in ranges {
+                scope.upload(&uploads, &view, at, &[1; 100][..len]).unwrap();
+            }
+            view.buffer().unwrap();
+            let again = scope.upload(&uploads, &view, 48, &[2; 8]).unwrap_err();
+            assert_eq!(again.why, Why::Unsupported, "{ranges:?}");
+            scope.upload(&uploads, &view, 512, &[2; 8]).unwrap();
+            drop(view);
+            scope.submit_with(encoder(&device)).unwrap();
+        }
+    }
+}
+
 /// Before the program has the buffer, no draw can have seen the first upload.
 #[test]
 fn bytes_are_uploaded_again_before_the_buffer_is_lent() {
