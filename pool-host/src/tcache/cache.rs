@@ -14,7 +14,7 @@
 
 use super::clocks::Clocks;
 use super::inner::Inner;
-use super::thread_cache::ThreadCache;
+use super::thread_cache::{Held, ThreadCache};
 use super::thread_caches::ThreadCaches;
 use crate::class::Class;
 use crate::depot::{Batch, Depot, batch_len};
@@ -101,11 +101,19 @@ impl Cache {
         self.pages.use_huge_pages();
     }
 
-    /// Returns how many bytes the bins of a thread may hold: its part of the limit if all threads
-    /// held as many, and at most what is set for a thread.
-    pub(super) fn most_of_thread(&self) -> usize {
-        let part = self.limit.load(Relaxed) / PART_OF_THREADS / self.thread_caches.owners().max(1);
+    /// Returns how many bytes the bins of a thread may hold: its part of what all may, and at most what is
+    /// set for a thread.
+    pub(super) fn most_of_thread(&self, local: &ThreadCache) -> usize {
+        let all = self.limit.load(Relaxed) / PART_OF_THREADS;
+        let part = self.thread_caches.part_of(all, local.room_bytes());
         part.min(self.thread_limit.load(Relaxed))
+    }
+
+    /// Lets a bin hold more blocks, if its thread may.
+    fn widen(&self, local: &ThreadCache, held: &Held<'_>, class: Class) {
+        let before = local.room_bytes();
+        held.widen(class, self.most_of_thread(local));
+        self.thread_caches.widened(local.room_bytes() - before);
     }
 
     /// Returns a block of a class; a null block if there is no memory.
@@ -152,7 +160,8 @@ impl Cache {
     /// Counts a request, and takes a block of the thread cache or of the depot, of which the thread
     /// cache gets more.
     fn take_cached(&self, local: Option<&ThreadCache>, class: Class) -> Option<*mut u8> {
-        let Some(held) = local.and_then(ThreadCache::hold) else {
+        let owned = local.and_then(|local| Some((local, local.hold()?)));
+        let Some((local, held)) = owned else {
             self.depot.count_allocation(class);
             return if class.is_paged() {
                 None
@@ -164,7 +173,7 @@ impl Cache {
         if let Some(block) = held.pop(class) {
             return Some(block); // the slow path was taken to read the clock
         }
-        held.widen(class, self.most_of_thread());
+        self.widen(local, &held, class);
         if class.is_paged() {
             return None;
         }
@@ -253,11 +262,11 @@ impl Cache {
         self.turn(local, inner);
         let (mut batch, mut spilt) = (Batch::EMPTY, Batch::EMPTY);
         batch.add(block);
-        if let Some(held) = local.and_then(ThreadCache::hold) {
+        if let Some((local, held)) = local.and_then(|local| Some((local, local.hold()?))) {
             held.count_free(class);
             if held.is_full(class) && held.cap(class) < 2 * batch_len(class) {
                 // So that a thread which only frees moves whole batches, too.
-                held.widen(class, self.most_of_thread());
+                self.widen(local, &held, class);
             }
             if held.is_full(class) {
                 spilt = held.take_oldest(class, batch_len(class));

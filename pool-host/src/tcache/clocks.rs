@@ -14,6 +14,8 @@ pub(super) struct Clocks {
     pub(super) every: AtomicU64,
     /// The last step.
     stepped_at: AtomicU64,
+    /// Time at which parked threads were last visited, in milliseconds.
+    visited_at: AtomicU64,
     /// Whether memory pressure is read, for which a file is opened.
     feels: AtomicBool,
     /// When it was last read.
@@ -29,6 +31,7 @@ impl Clocks {
         Self {
             every: AtomicU64::new(0),
             stepped_at: AtomicU64::new(0),
+            visited_at: AtomicU64::new(0),
             feels: AtomicBool::new(false),
             felt_at: AtomicU64::new(0),
             haste: AtomicU64::new(1),
@@ -49,11 +52,21 @@ impl Clocks {
 
     /// Returns whether it is time for a step, for one caller.
     pub(super) fn steps(&self, now: u64) -> bool {
+        self.is_due(&self.stepped_at, now)
+    }
+
+    /// Returns whether it is time to visit parked threads, for one caller. Threads at work take the steps,
+    /// and they do not visit.
+    pub(super) fn visits(&self, now: u64) -> bool {
+        self.is_due(&self.visited_at, now)
+    }
+
+    fn is_due(&self, last: &AtomicU64, now: u64) -> bool {
         let every = self.every.load(Relaxed).div_ceil(self.haste.load(Relaxed));
-        let before = self.stepped_at.load(Relaxed);
+        let before = last.load(Relaxed);
         every > 0
             && now.saturating_sub(before) >= every
-            && self.stepped_at.compare_exchange(before, now, Relaxed, Relaxed).is_ok()
+            && last.compare_exchange(before, now, Relaxed, Relaxed).is_ok()
     }
 
     /// Returns whether it is time to read the memory pressure, for one caller.

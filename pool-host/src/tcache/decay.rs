@@ -30,10 +30,8 @@ use std::alloc::GlobalAlloc;
 const PARKED_AFTER: u64 = 2;
 /// Slow-path calls of a thread between two reads of the clock.
 const TURNS: u32 = 16;
-/// The most thread caches whose bytes one step adds up.
-const SUMMED: usize = 1 << 10;
 /// The most thread caches of others from which one step takes blocks back.
-const CACHES: usize = 16;
+const CACHES: usize = 128;
 /// Factor by which decay is faster while memory is short.
 const HASTE: u64 = 4;
 
@@ -78,14 +76,15 @@ impl Cache {
                 self.age(own, inner);
             }
         }
+        let since = now.saturating_sub(PARKED_AFTER * every);
+        // A program that limits its system calls need not permit the one of a visit: the background
+        // thread makes it, which a filter of a program that begins later does not reach.
+        if own.is_none() && self.clocks.visits(now) {
+            self.visit_parked(since, inner);
+        }
         if self.clocks.steps(now) {
-            // A program that limits its system calls need not permit this one: the background
-            // thread makes it, which a filter of a program that begins later does not reach.
-            if own.is_none() {
-                self.visit_parked(now.saturating_sub(PARKED_AFTER * every), inner);
-            }
             self.depot.age(&self.pages);
-            let small = self.small_bytes();
+            let small = self.small_bytes(since);
             self.clocks.small_bytes.store(small, Relaxed);
             let limit = self.limit.load(Relaxed).saturating_sub(small);
             self.pages.adjust(limit, self.clocks.haste.load(Relaxed));
@@ -96,7 +95,7 @@ impl Cache {
     /// Moves half of the blocks that the calling thread did not need since the last call out of its
     /// thread cache; half of all blocks, if it may hold more than its part.
     fn age<A: GlobalAlloc>(&self, own: &ThreadCache, inner: &Inner<'_, A>) {
-        let is_over = own.room_bytes() > self.most_of_thread();
+        let is_over = own.room_bytes() > self.most_of_thread(own);
         self.shed(own, inner, |blocks, unneeded| {
             let half = if is_over { blocks.div_ceil(2) } else { 0 };
             half.max(unneeded.div_ceil(2))
@@ -158,16 +157,14 @@ impl Cache {
                 // SAFETY: as in `Cache::free`; no thread cache has these blocks any more.
                 unsafe { self.put_back(class, &batch, inner) };
             }
-            held.narrow(class);
+            held.fit(class);
         }
     }
 
-    /// Returns the bytes of blocks in thread caches, of [`SUMMED`] at most, and of those that threads
-    /// share.
-    fn small_bytes(&self) -> usize {
+    /// Returns the bytes of blocks in thread caches, and of those that threads share.
+    fn small_bytes(&self, since: u64) -> usize {
         let in_depot: usize = Class::all().map(|class| self.depot.recent_bytes(class)).sum();
-        let caches = self.thread_caches.iter().filter(|local| local.has_room());
-        in_depot + caches.take(SUMMED).map(ThreadCache::bytes).sum::<usize>()
+        in_depot + self.thread_caches.survey(since)
     }
 
     /// Returns the cached bytes; of blocks in thread caches and in the depot, those at the last step.

@@ -463,6 +463,11 @@ impl Held<'_> {
         self.len(class).saturating_sub(since)
     }
 
+    /// Lets a bin hold no more blocks than it has.
+    pub(super) fn fit(&self, class: Class) {
+        self.set_cap(class, self.len(class));
+    }
+
     /// Lets a bin hold half as many blocks, and at least those that it has.
     pub(super) fn narrow(&self, class: Class) {
         self.set_cap(class, (self.cap(class) / 2).max(self.len(class)));

@@ -11,7 +11,7 @@ use crate::sync::atomic::{
 use crate::virtual_memory;
 use std::ptr;
 
-/// The most thread caches that one call of [`ThreadCaches::next_with_room`] looks at.
+/// The most thread caches that one call looks at.
 const LOOKS: usize = 1 << 12;
 /// Thread caches without an owner whose slots stay warm for new threads.
 const WARM: usize = 16;
@@ -26,6 +26,10 @@ pub(crate) struct ThreadCaches {
     free: AtomicUsize,
     /// Number of thread caches with one.
     owners: AtomicUsize,
+    /// Number of owners that made requests lately, as last counted; those that came since count too.
+    active: AtomicUsize,
+    /// Bytes that all of them may hold, as last counted, and what was given to some since.
+    rooms: AtomicUsize,
 }
 
 impl ThreadCaches {
@@ -36,6 +40,8 @@ impl ThreadCaches {
             cursor: AtomicPtr::new(ptr::null_mut()),
             free: AtomicUsize::new(0),
             owners: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
+            rooms: AtomicUsize::new(0),
         }
     }
 
@@ -54,6 +60,7 @@ impl ThreadCaches {
         }
         let entered = found.or_else(|| self.add());
         self.owners.fetch_add(usize::from(entered.is_some()), Relaxed);
+        self.active.fetch_add(usize::from(entered.is_some()), Relaxed);
         entered
     }
 
@@ -61,6 +68,8 @@ impl ThreadCaches {
     /// memory of its slots goes back to the system, unless `keeps`.
     pub(crate) fn leave(&self, local: &ThreadCache, keeps: bool) {
         self.owners.fetch_sub(1, Relaxed);
+        // It may have been counted as one that makes no requests.
+        let _ = self.active.fetch_update(Relaxed, Relaxed, |active| active.checked_sub(1));
         if self.free.fetch_add(1, Relaxed) >= WARM && !keeps {
             local.forget_slots();
         }
@@ -93,12 +102,50 @@ impl ThreadCaches {
         let others = self.iter().filter(|local| !ptr::eq(*local, own));
         let whole = others.filter(|local| !local.is_torn());
         whole.for_each(|local| local.in_use.store(false, Relaxed));
-        self.owners.store(usize::from(own.in_use.load(Relaxed)), Relaxed);
+        let owners = usize::from(own.in_use.load(Relaxed));
+        self.owners.store(owners, Relaxed);
+        self.active.store(owners, Relaxed);
     }
 
     /// Returns how many threads own one.
     pub(crate) fn owners(&self) -> usize {
         self.owners.load(Relaxed)
+    }
+
+    /// Counts the owners that have read the clock since `since`, in milliseconds, and what all may hold.
+    /// Returns the bytes that they hold.
+    pub(crate) fn survey(&self, since: u64) -> usize {
+        let (mut active, mut rooms, mut held) = (0, 0, 0);
+        for local in self.iter().take(LOOKS) {
+            if local.has_room() {
+                rooms += local.room_bytes();
+                held += local.bytes();
+            }
+            let is_active = local.in_use.load(Relaxed) && local.looked_at.load(Relaxed) >= since;
+            active += usize::from(is_active);
+        }
+        self.active.store(active, Relaxed);
+        self.rooms.store(rooms, Relaxed);
+        held
+    }
+
+    /// Returns how many bytes a thread may hold that may hold `room` bytes now, if all may hold `most`.
+    ///
+    /// Half of that is for all owners in equal parts, and half for those that ask first: each may have its
+    /// part of what is left, so that threads which make no requests leave it to the others.
+    pub(crate) fn part_of(&self, most: usize, room: usize) -> usize {
+        let own = most / 2 / self.owners.load(Relaxed).max(1);
+        match (most / 2).saturating_sub(self.rooms.load(Relaxed)) {
+            0 => own,
+            left => own.max(room + left / (self.active.load(Relaxed) + 1)),
+        }
+    }
+
+    /// Notes that a thread may hold more bytes.
+    pub(crate) fn widened(&self, by: usize) {
+        if by > 0 {
+            self.rooms.fetch_add(by, Relaxed);
+        }
     }
 
     /// Returns the next thread caches that may hold blocks, at most `most`, and each at most once.

@@ -23,7 +23,7 @@ const BITS: u32 = 16;
 const TURNS: u32 = 5000;
 /// Nanoseconds of CPU time that the thread works before the measurement, so that the allocator has
 /// adapted as in a program that has run for a while.
-const WARM: u64 = 200_000_000;
+const WARM: u64 = 2_000_000_000;
 
 /// Allocates blocks of many sizes, writes to each, and frees them.
 fn work<A: GlobalAlloc>(allocator: &A, layouts: &[Layout]) {

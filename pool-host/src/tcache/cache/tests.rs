@@ -591,3 +591,33 @@ fn blocks_freed_by_another_thread_stay_intact_and_none_is_lost() {
     cache.clear(None, &below.inner());
     assert_eq!(check(&cache, &below, 0).cached_bytes(), 0);
 }
+
+/// A thread at work takes all steps, and parked threads give their blocks back all the same.
+#[test]
+fn parked_threads_are_visited_beside_one_at_work() {
+    let below = Below::new(usize::MAX);
+    let cache = bare(64 * MIB, MIB);
+    let [own, parked] = [(); 2].map(|()| cache.thread_caches.enter().unwrap());
+    for local in [own, parked] {
+        let block = allocate(&cache, Some(local), 5000, &below);
+        free(&cache, Some(local), 5000, block, &below);
+    }
+    assert!(parked.bytes() > 0);
+    for second in 1..=5 {
+        cache.look(1000 * second, Some(own), &below.inner());
+        cache.look(1000 * second, None, &below.inner());
+    }
+    assert_eq!((parked.bytes(), parked.room_bytes()), (0, 0));
+}
+
+/// What parked threads may hold is left to those at work, once it was taken back.
+#[test]
+fn a_thread_at_work_has_the_part_of_those_that_are_parked() {
+    let cache = bare(64 * MIB, 64 * MIB);
+    let caches: Vec<_> = (0..100).map(|_| cache.thread_caches.enter().unwrap()).collect();
+    let among_all = cache.most_of_thread(caches[0]);
+    caches[0].looks(10_000);
+    cache.thread_caches.survey(9000);
+    let alone = cache.most_of_thread(caches[0]);
+    assert!(alone > 10 * among_all && alone <= 16 * MIB, "{alone} after {among_all}");
+}
