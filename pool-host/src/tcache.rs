@@ -137,9 +137,9 @@ impl<A> Tcache<A> {
         self
     }
 
-    /// Sets how many bytes of blocks up to 256 KiB a thread may cache for itself; 64 MiB by default,
-    /// and no more than its part of half of the [`cached_limit`](Tcache::cached_limit) if all threads
-    /// cached as much.
+    /// Sets how many bytes of blocks up to 256 KiB a thread may cache for itself; 64 MiB by default. All
+    /// threads together may cache about half of the [`cached_limit`](Tcache::cached_limit), of which
+    /// those that make no requests leave most to the others.
     ///
     /// A thread begins with a few blocks of each size and may cache more when it has to ask for more.
     /// Each tenth of the [`decay`](Tcache::decay) half of what it did not need goes, and all after two

@@ -102,24 +102,27 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
     step::run(root, &steps, &left_out)
 }
 
+/// The examples that need a Vulkan driver, if there is one.
+fn examples_on_wgpu() -> Vec<Vec<String>> {
+    if !driver::ALL.iter().any(|driver| driver.backend == "wgpu" && driver.is_here()) {
+        return Vec::new();
+    }
+    let example = |name| words(&format!("run --quiet --locked --all-features --example {name}"));
+    let mut examples =
+        ["on_wgpu", "wgpu_elementwise", "wgpu_frames", "engines"].map(example).to_vec();
+    // In the workspace's folder, so that wgpu is built once.
+    examples.push(words(&format!(
+        "run --quiet --locked --target-dir target --manifest-path {EGUI}/Cargo.toml"
+    )));
+    examples
+}
+
 fn steps(root: &Path, deep: bool) -> Vec<Step> {
     let step = Step::new;
     let several = |name, commands, tool| Step { name, commands, tool };
-    let example = |name| format!("run --quiet --locked --all-features --example {name}");
     let combined = combinations().map(|features| {
         words(&format!("clippy --quiet --locked --no-default-features {features} -- -D warnings"))
     });
-    let vulkan = driver::ALL.iter().any(|driver| driver.backend == "wgpu" && driver.is_here());
-    let mut examples = Vec::new();
-    if vulkan {
-        for name in ["on_wgpu", "wgpu_elementwise", "wgpu_frames", "engines"] {
-            examples.push(words(&example(name)));
-        }
-        // In the workspace's folder, so that wgpu is built once.
-        examples.push(words(&format!(
-            "run --quiet --locked --target-dir target --manifest-path {EGUI}/Cargo.toml"
-        )));
-    }
     let platforms = platforms::ALL.iter().filter(|platform| platform.is_here());
     let platforms = platforms.flat_map(platforms::Platform::checks);
     let platforms = platforms.map(|line| words(&line)).collect();
@@ -145,7 +148,7 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
         several("other tests", OTHER_TESTS.map(words).to_vec(), Tool::Plain),
         step("other doc tests", OTHER_DOCUMENTED),
         step("doc", "doc --locked --workspace --all-features --no-deps"),
-        several("examples on wgpu", examples, Tool::Plain),
+        several("examples on wgpu", examples_on_wgpu(), Tool::Plain),
         several("Rust clients", deeply(clients.to_vec()), Tool::Clients),
         several("programs, preloaded", if_here(has_python(), &bench("programs")), Tool::Plain),
         several("Python package", if_here(has_python(), &bench("wheel")), Tool::Plain),
