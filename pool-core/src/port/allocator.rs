@@ -154,7 +154,7 @@ pub trait DeviceAllocator: Send + Sync + 'static {
     }
 
     /// Notes that the program takes a block out of its pool
-    /// ([`Detached::into_raw`](crate::Detached::into_raw)): what was to be done to it later, such as
+    /// ([`Detached::into_raw`](crate::buffer::Detached::into_raw)): what was to be done to it later, such as
     /// zeroing, is done now or not at all.
     fn let_go(&self, _block: &Self::Block) {}
 
