@@ -131,11 +131,11 @@ impl ThreadCaches {
 
     /// Returns how many bytes a thread may hold that may hold `room` bytes now, if all may hold `most`.
     ///
-    /// Half of that is for all owners in equal parts, and half for those that ask first: each may have its
-    /// part of what is left, so that threads which make no requests leave it to the others.
+    /// A quarter of that is for all owners in equal parts, and the rest for those that ask first: each may
+    /// have its part of what is left, so that threads which make no requests leave it to the others.
     pub(crate) fn part_of(&self, most: usize, room: usize) -> usize {
-        let own = most / 2 / self.owners.load(Relaxed).max(1);
-        match (most / 2).saturating_sub(self.rooms.load(Relaxed)) {
+        let own = most / 4 / self.owners.load(Relaxed).max(1);
+        match (most - most / 4).saturating_sub(self.rooms.load(Relaxed)) {
             0 => own,
             left => own.max(room + left / (self.active.load(Relaxed) + 1)),
         }
