@@ -82,7 +82,7 @@ impl Scope {
         let count = self.table().count_zeroing(on.scope());
         let taken = pool.allocate_on(&on, bytes)?;
         if let Ok(used) = taken.on(&on) {
-            drop(self.table().take_zeroing_after(on.scope(), count, used.whole()));
+            drop(self.table().take_zeroing_after(on.scope(), count, (*used).buffer));
         }
         Ok(taken)
     }

@@ -284,11 +284,6 @@ impl<'b> WgpuView<'b> {
         Ok(self.buffer)
     }
 
-    /// The whole buffer, for the pool's own bookkeeping.
-    pub(crate) fn whole(&self) -> &'b Buffer {
-        self.buffer
-    }
-
     /// The bytes of the view, for `RenderPass::set_vertex_buffer` and `set_index_buffer`.
     ///
     /// # Errors
