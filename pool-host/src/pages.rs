@@ -362,7 +362,7 @@ impl Pages {
         let Some((first, pages)) = self.freed_run(block) else { end_for(block) };
         if self.is_unmapping.load(Relaxed) {
             self.give_emptied(first, pages);
-        } else if !self.slots.put(first, pages, own_shard()) {
+        } else if let Some((first, pages)) = self.slots.put(first, pages, own_shard()) {
             self.give_run(first, pages);
         } else if self.is_wet.load(Relaxed) {
             self.look();

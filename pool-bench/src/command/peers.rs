@@ -91,7 +91,7 @@ impl Case {
 }
 
 fn no_peers(group: &str) -> BadInput {
-    let what = format!("peers of `{group}`: they are not built in");
+    let what = format!("peers of `{group}`: there are none, or they are not built in");
     BadInput::new(what, "`cargo xtask bench --peers`")
 }
 

@@ -2,12 +2,12 @@
 //!
 //! One exchange takes a run or puts it in. The lock would cost two threads twenty times as much.
 
-use crate::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use crate::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 
 /// Number of shards. Most threads begin at different ones.
 const SHARDS: usize = 8;
-/// Number of slots in a shard. Each length uses two of them.
-const SLOTS: usize = 32;
+/// Number of slots in a shard. Each length has two of them, which it shares with other lengths.
+const SLOTS: usize = 64;
 /// An empty slot. No block begins at page 0, and none has 0 pages.
 const VACANT: u64 = 0;
 
@@ -25,7 +25,7 @@ pub(super) struct Slots([Shard; SHARDS]);
 /// Returns the first of the two slots of a length.
 fn slot_of(pages: u32) -> usize {
     // A multiplicative hash (Knuth, TAOCP 6.4).
-    (pages.wrapping_mul(0x9E37_79B1) >> 27) as usize & (SLOTS - 2)
+    (pages.wrapping_mul(0x9E37_79B1) >> 26) as usize & (SLOTS - 2)
 }
 
 /// Packs a run into a word.
@@ -65,14 +65,17 @@ impl Slots {
         })
     }
 
-    /// Puts a run into the thread's own shard. Returns false if both slots of its length are full.
+    /// Puts a run into the thread's own shard. Where both slots of its length are full, the run that
+    /// came first leaves them: it is the caller's then.
     #[inline]
-    pub(super) fn put(&self, first: u32, pages: u32, own: usize) -> bool {
+    pub(super) fn put(&self, first: u32, pages: u32, own: usize) -> Option<(u32, u32)> {
         let (slot, Shard(slots)) = (slot_of(pages), &self.0[own % SHARDS]);
-        slots[slot..slot + 2].iter().any(|place| {
-            place.load(Relaxed) == VACANT
-                && place.compare_exchange(VACANT, packed(first, pages), Release, Relaxed).is_ok()
-        })
+        // AcqRel: it passes on what the owners of all these runs did before.
+        let mut left = slots[slot].swap(packed(first, pages), AcqRel);
+        if left != VACANT {
+            left = slots[slot + 1].swap(left, AcqRel);
+        }
+        (left != VACANT).then(|| unpacked(left))
     }
 
     /// Returns the pages of all runs in slots.
@@ -88,5 +91,38 @@ impl Slots {
         let filled = places.filter(|place| place.load(Relaxed) != VACANT);
         let words = filled.map(|place| place.swap(VACANT, Acquire));
         words.filter(|word| *word != VACANT).map(unpacked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lengths that have the same two slots.
+    fn lengths() -> [u32; 3] {
+        let mut same = (1..).filter(|pages| slot_of(*pages) == slot_of(1));
+        std::array::from_fn(|_| same.next().unwrap_or(0))
+    }
+
+    #[test]
+    fn the_newest_runs_stay() {
+        let (slots, [a, b, c]) = (Slots::new(), lengths());
+        assert_eq!(slots.put(10, a, 0), None);
+        assert_eq!(slots.put(20, b, 0), None);
+        assert_eq!(slots.put(30, c, 0), Some((10, a)), "the first one leaves");
+        assert_eq!(slots.take(c, 1, 0), Some(30));
+        assert_eq!(slots.put(40, a, 0), None, "in the place of the last one");
+        assert_eq!(slots.drain().collect::<Vec<_>>(), [(40, a), (20, b)]);
+    }
+
+    #[test]
+    fn a_run_serves_its_length_and_alignment_alone() {
+        let slots = Slots::new();
+        assert_eq!(slots.put(6, 16, 3), None);
+        assert_eq!(slots.take(17, 1, 3), None);
+        assert_eq!(slots.take(16, 4, 3), None, "page 6 is no multiple of 4");
+        assert_eq!(slots.pages(), 16);
+        assert_eq!(slots.take(16, 2, 0), Some(6), "all shards are searched");
+        assert_eq!(slots.take(16, 2, 0), None);
     }
 }
