@@ -25,9 +25,7 @@ const PER_DOUBLING: usize = 8;
 /// Size in bytes of the largest class.
 pub(crate) const LARGEST: usize = 256 << 10;
 /// Size in bytes of the largest class whose blocks are parts of a span.
-pub(crate) const LARGEST_PART: usize = 60 << 10;
-/// Size in bytes from which a block is whole pages.
-const PAGED_FROM: usize = 64 << 10;
+pub(crate) const LARGEST_PART: usize = 64 << 10;
 /// Largest alignment of a class, in bytes.
 const MOST_ALIGN: usize = 4096;
 /// Table of the classes of sizes above 1 KiB. A look-up takes half the time of a computation.
@@ -174,7 +172,7 @@ impl Class {
     /// Returns whether the class's blocks are runs of pages. All others are parts of a span.
     #[inline]
     pub(crate) const fn is_paged(self) -> bool {
-        self.bytes() >= PAGED_FROM
+        self.bytes() > LARGEST_PART
     }
 }
 

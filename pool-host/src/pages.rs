@@ -12,7 +12,7 @@
 //!     Runs::release  runs.rs       under the lock: coalesces the run with its free neighbours
 //!     give_back      give_back.rs  returns pages beyond the recent need to the system, the oldest
 //!                                  first, a bounded number of pages in a call
-//!   Spans::take      span.rs       a run divided into blocks of one class, for blocks below 64 KiB
+//!   Spans::take      span.rs       a run divided into blocks of one class, for blocks of up to 64 KiB
 //! ```
 //!
 //! A free run is dirty (it holds old contents and has memory behind it) or clean (it has no memory
@@ -50,7 +50,7 @@ use deferred::{Deferral, Deferred};
 use heap::Heap;
 use lock::ForkLock;
 use mapping::Mapping;
-use page::{Page, PageState};
+use page::{Links, PageState, Tag};
 use runs::Run;
 use slots::Slots;
 use space::Space;
@@ -117,8 +117,9 @@ struct PageRange {
     base: AtomicPtr<u8>,
     /// Bytes of the reserved range; 0 before the first request.
     bytes: AtomicUsize,
-    /// Entry of the range's first page.
-    map: AtomicPtr<Page>,
+    /// The map: the tag and the links of the range's first page.
+    tags: AtomicPtr<Tag>,
+    links: AtomicPtr<Links>,
     /// The marks of free blocks ([`Space::marks`]).
     marks: AtomicPtr<AtomicU64>,
     /// Number of pages that have entries in the map.
@@ -159,7 +160,8 @@ impl Pages {
             range: PageRange {
                 base: AtomicPtr::new(NOWHERE),
                 bytes: AtomicUsize::new(0),
-                map: AtomicPtr::new(ptr::null_mut()),
+                tags: AtomicPtr::new(ptr::null_mut()),
+                links: AtomicPtr::new(ptr::null_mut()),
                 marks: AtomicPtr::new(ptr::null_mut()),
                 end: AtomicU32::new(0),
             },
@@ -191,7 +193,7 @@ impl Pages {
     /// Does the work that calls deferred during a fork.
     #[cold]
     fn do_deferred(&self, inside: &mut Heap) {
-        for (first, what) in self.deferred.take(|first| self.page(first as usize)) {
+        for (first, what) in self.deferred.take(|first| self.links(first as usize)) {
             self.release(inside, first, what);
         }
         if let Some((limit, decay)) = self.deferred.take_settings() {
@@ -204,7 +206,7 @@ impl Pages {
 
     /// Leaves a used run, which the caller owns, to the next thread that has the lock.
     fn defer(&self, first: u32, what: Deferral) {
-        self.deferred.push(first, self.page(first as usize), what);
+        self.deferred.push(first, self.links(first as usize), what);
     }
 
     /// Releases a used run.
@@ -250,17 +252,25 @@ impl Pages {
     #[expect(clippy::cast_possible_truncation, reason = "the range has fewer than 2^30 pages")]
     fn run_of(&self, block: *mut u8) -> (u32, u32) {
         let first = (block.addr() - self.range.base.load(Relaxed).addr()) / PAGE;
-        (first as u32, self.page(first).pages())
+        (first as u32, self.tag(first).pages())
     }
 
-    /// Returns the map's entry of the first page of a run. The caller must own the run.
+    /// Returns the tag of the first page of a run, or of a page of a span. The caller must own the run,
+    /// or a block of the span.
     #[inline]
-    fn page(&self, first: usize) -> &Page {
-        // SAFETY: `Space::grow` made the map's entries of all usable pages readable and writable
-        // for good, and a run has usable pages only. The stores of `base` and `map` happen before
-        // this load: they precede the lock or slot from which the run came, and the caller owns the
-        // run. The entry is atomic, and its tag changes only in calls of the run's owner.
-        unsafe { &*self.range.map.load(Relaxed).wrapping_add(first) }
+    fn tag(&self, page: usize) -> &Tag {
+        // SAFETY: `Space::grow` made the tags of all usable pages readable and writable for good, and
+        // a run has usable pages only. The stores of `base` and `tags` happen before this load: they
+        // precede the lock or slot from which the run came, and the caller owns the run. The tag is
+        // atomic, and changes only in calls of the run's owner.
+        unsafe { &*self.range.tags.load(Relaxed).wrapping_add(page) }
+    }
+
+    /// Returns the links of a run. The caller must own the run.
+    #[inline]
+    fn links(&self, first: usize) -> &Links {
+        // SAFETY: as in `tag`. All fields are atomic.
+        unsafe { &*self.range.links.load(Relaxed).wrapping_add(first) }
     }
 
     /// Returns the address of a page.
@@ -286,7 +296,7 @@ impl Pages {
         debug_assert!(bytes > 0, "a run of no pages");
         let (pages, align) = (Self::pages_of(bytes)?, Self::align_of(align)?);
         let first = self.slots.take(pages, align, own_shard())?;
-        self.page(first as usize).take(pages);
+        self.tag(first as usize).take(pages);
         Some(self.address(first))
     }
 
@@ -384,9 +394,9 @@ impl Pages {
         }
         let last = |further| {
             let last = number + further as usize;
-            (last < end as usize).then(|| self.page(last))
+            (last < end as usize).then(|| self.tag(last))
         };
-        Some((number as u32, self.page(number).free(last)?))
+        Some((number as u32, self.tag(number).free(last)?))
     }
 
     /// Frees a run under the lock, or later if another thread forks.
@@ -463,7 +473,8 @@ impl Pages {
                 return false;
             };
             self.range.base.store(space.base, Relaxed);
-            self.range.map.store(space.map, Relaxed);
+            self.range.tags.store(space.tags, Relaxed);
+            self.range.links.store(space.links, Relaxed);
             self.range.marks.store(space.marks, Relaxed);
             self.range.bytes.store(space.bytes, Release);
             inside.space = Some(space);

@@ -6,7 +6,7 @@
 //!     Cache::allocate        cache.rs           the thread cache has none
 //!       Depot::take          depot.rs           a batch of what all threads share
 //!         Spans::take        pages/span.rs      blocks of pages
-//!       Pages::take          pages.rs           from 64 KiB: a run of pages
+//!       Pages::take          pages.rs           above 64 KiB: a run of pages
 //!       Inner::allocate      inner.rs           where there are no addresses or no memory
 //!   Tcache::dealloc          here
 //!     ThreadCache::put       thread_cache.rs    HOT: a push
@@ -71,7 +71,7 @@ use thread::{CACHE, own_thread_cache, thread_cache};
 /// and what no request needs goes back after [`decay`](Tcache::decay).
 ///
 /// A block has at least the bytes that were asked for, and at most an eighth and 15 bytes more. The
-/// blocks below 64 KiB share pages with others of about their size; from there on pages serve
+/// blocks up to 64 KiB share pages with others of about their size; above that pages serve
 /// alignments up to 2 MiB.
 ///
 /// There is one cache in a process. The first `Tcache` that is asked for memory owns it, for good;

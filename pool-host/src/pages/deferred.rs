@@ -11,7 +11,7 @@
 //! thread that pushed it had freed it.
 
 use super::mapping::Forgotten;
-use super::page::{Page, PageState};
+use super::page::{Links, PageState};
 use crate::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
@@ -114,12 +114,12 @@ impl Deferred {
             || self.resets_peak.load(Relaxed)
     }
 
-    /// Adds a used run, of which `page` is the map's entry of its first page, `first`. The caller
-    /// must own the run, and owns it no more.
-    pub(super) fn push(&self, first: u32, page: &Page, what: Deferral) {
+    /// Adds a used run with its first page and its links. The caller must own the run, and owns it no
+    /// more.
+    pub(super) fn push(&self, first: u32, links: &Links, what: Deferral) {
         let mut newest = self.newest.load(Relaxed);
         loop {
-            page.defer(newest, what as u32);
+            links.defer(newest, what as u32);
             // Release: the link, and the owner's accesses, happen before those of the thread that
             // takes the list. Later exchanges keep that order, since each reads the value before
             // it.
@@ -130,15 +130,15 @@ impl Deferred {
         }
     }
 
-    /// Takes all runs: the first page of each. `page` returns the map's entry of a page.
+    /// Takes all runs: the first page of each. `links` returns the links of one.
     pub(super) fn take<'p>(
         &self,
-        page: impl Fn(u32) -> &'p Page,
+        links: impl Fn(u32) -> &'p Links,
     ) -> impl Iterator<Item = (u32, Deferral)> {
         let mut at = self.newest.swap(NONE, Acquire);
         std::iter::from_fn(move || {
             let first = Some(at).filter(|at| *at != NONE)?;
-            let (next, what) = page(first).deferred();
+            let (next, what) = links(first).deferred();
             at = next;
             let all = Deferral::ALL;
             let what = all.into_iter().find(|one| *one as u32 == what);

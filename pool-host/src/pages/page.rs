@@ -1,4 +1,4 @@
-//! The map's entry of a page: what is known of the run that begins or ends there.
+//! The map's entries of a page: what is known of the run that begins or ends there.
 
 use crate::class::{CLASSES, Class};
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -14,18 +14,26 @@ pub(super) enum PageState {
     Clean,
 }
 
-/// The map's entry of a page.
+/// The map's entry of a page that each free reads. It is alone in an array, so that a cache line has
+/// those of 16 pages.
 ///
-/// Without the lock, a thread uses only the entry of the first page of a run that it owns: it reads
-/// the tag, to which no other thread writes, and links the run when it frees it during a fork. The
-/// entries of a span belong to the free list of its class (`span.rs`), but for the tags, which do not
-/// change while a block of the span is in use. All other accesses are under the lock.
+/// It is the length of the run that begins or ends at this page, shifted left by [`STATE_BITS`], and
+/// its state: [`PageState`], or [`FREED`] at the first page of a used run that the program has freed.
+/// In a span: [`SPAN`], the class, and how many pages of the span are before this one.
+///
+/// Without the lock, a thread uses only the tag of the first page of a run that it owns, to which no
+/// other thread writes. Those of a span do not change while a block of the span is in use. All other
+/// accesses are under the lock.
 #[derive(Debug, Default)]
-pub(super) struct Page {
-    /// Length of the run that begins or ends at this page, shifted left by [`STATE_BITS`], and its
-    /// state: [`PageState`], or [`FREED`] at the first page of a used run that the program has freed.
-    /// In a span: [`SPAN`], the class, and how many pages of the span are before this one.
-    tag: AtomicU32,
+pub(super) struct Tag(AtomicU32);
+
+/// The links of the run that begins at a page.
+///
+/// Without the lock, a thread uses only those of a run that it owns, when it frees it during a fork.
+/// The links of a span belong to the free list of its class (`span.rs`). All other accesses are under
+/// the lock.
+#[derive(Debug, Default)]
+pub(super) struct Links {
     /// Next run of the free list, if this is the first page of a free run.
     pub(super) next: AtomicU32,
     /// Previous run of the free list, if this is the first page of a free run.
@@ -33,8 +41,20 @@ pub(super) struct Page {
     /// Next older run, if this is the first page of a dirty run.
     pub(super) older: AtomicU32,
     /// Next newer run, if this is the first page of a dirty run. If it is that of a used run: the
-    /// number of pages at its end that the program did not ask for ([`Page::room`]).
+    /// number of pages at its end that the program did not ask for ([`Links::room`]).
     pub(super) newer: AtomicU32,
+}
+
+/// The map of a range: as many tags as links.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Map {
+    pub(super) tags: &'static [Tag],
+    pub(super) links: &'static [Links],
+}
+
+impl Map {
+    /// Of no pages.
+    pub(super) const EMPTY: Self = Self { tags: &[], links: &[] };
 }
 
 /// State in a tag of a used run that the program has freed: in a slot, or deferred.
@@ -47,11 +67,11 @@ const STATE: u32 = (1 << STATE_BITS) - 1;
 /// Bits of the tag of a span's page that hold the class.
 const CLASS_BITS: u32 = CLASSES.ilog2();
 
-impl Page {
+impl Tag {
     /// Returns the length and the state of the run that begins or ends at this page. A page of a span
     /// counts as a used run of its own.
     pub(super) fn run(&self) -> (u32, PageState) {
-        let tag = self.tag.load(Relaxed);
+        let tag = self.0.load(Relaxed);
         if tag & STATE == SPAN {
             return (1, PageState::Used);
         }
@@ -66,14 +86,14 @@ impl Page {
     /// Returns the length in pages of the run that begins or ends at this page.
     #[inline]
     pub(super) fn pages(&self) -> u32 {
-        self.tag.load(Relaxed) >> STATE_BITS
+        self.0.load(Relaxed) >> STATE_BITS
     }
 
     /// Returns the class of the span to which this page belongs, and how many of its pages are before
     /// this one; `None` for a page of no span.
     #[inline]
     pub(super) fn span(&self) -> Option<(Class, u32)> {
-        let tag = self.tag.load(Relaxed);
+        let tag = self.0.load(Relaxed);
         let class = || Class::numbered((tag >> STATE_BITS) as usize % CLASSES);
         (tag & STATE == SPAN).then(|| (class(), tag >> (STATE_BITS + CLASS_BITS)))
     }
@@ -82,7 +102,7 @@ impl Page {
     #[expect(clippy::cast_possible_truncation, reason = "CLASSES fits")]
     pub(super) fn set_span(&self, class: Class, before: u32) {
         let class = class.number() as u32;
-        self.tag.store((before << CLASS_BITS | class) << STATE_BITS | SPAN, Relaxed);
+        self.0.store((before << CLASS_BITS | class) << STATE_BITS | SPAN, Relaxed);
     }
 
     /// Notes that the program frees the used run that begins at this page. Returns its length, or
@@ -92,12 +112,12 @@ impl Page {
     /// It does not find all of that: old tags stay inside of runs.
     #[inline]
     pub(super) fn free<'p>(&self, last: impl FnOnce(u32) -> Option<&'p Self>) -> Option<u32> {
-        let tag = self.tag.load(Relaxed);
+        let tag = self.0.load(Relaxed);
         let pages = tag >> STATE_BITS;
         let is_used = tag & STATE == PageState::Used as u32 && pages > 0;
-        let is_whole = pages == 1 || is_used && last(pages - 1)?.tag.load(Relaxed) == tag;
+        let is_whole = pages == 1 || is_used && last(pages - 1)?.0.load(Relaxed) == tag;
         (is_used && is_whole).then(|| {
-            self.tag.store(tag | FREED, Relaxed);
+            self.0.store(tag | FREED, Relaxed);
             pages
         })
     }
@@ -109,12 +129,19 @@ impl Page {
         self.set(pages, PageState::Used);
     }
 
+    /// Sets the length and the state of the run that begins or ends at this page.
+    pub(super) fn set(&self, pages: u32, state: PageState) {
+        self.0.store(pages << STATE_BITS | state as u32, Relaxed);
+    }
+}
+
+impl Links {
     /// Returns the number of pages at the end of a block that the program did not ask for, or 0.
     pub(super) fn room(&self) -> u32 {
         self.newer.load(Relaxed)
     }
 
-    /// Sets what [`Page::room`] returns, for the block that begins at this page.
+    /// Sets what [`Links::room`] returns, for the block that begins at this page.
     pub(super) fn set_room(&self, pages: u32) {
         self.newer.store(pages, Relaxed);
     }
@@ -126,13 +153,8 @@ impl Page {
         self.previous.store(what, Relaxed);
     }
 
-    /// Returns what [`Page::defer`] stored.
+    /// Returns what [`Links::defer`] stored.
     pub(super) fn deferred(&self) -> (u32, u32) {
         (self.next.load(Relaxed), self.previous.load(Relaxed))
-    }
-
-    /// Sets the length and the state of the run that begins or ends at this page.
-    pub(super) fn set(&self, pages: u32, state: PageState) {
-        self.tag.store(pages << STATE_BITS | state as u32, Relaxed);
     }
 }

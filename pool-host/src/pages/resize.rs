@@ -31,10 +31,10 @@ impl Pages {
     pub(crate) unsafe fn resize(&self, block: *mut u8, bytes: usize) -> bool {
         let (first, pages) = self.run_of(block);
         let Some(wanted) = Self::pages_of(bytes).filter(|wanted| *wanted > 0) else { return false };
-        let page = self.page(first as usize);
-        let asked = pages.saturating_sub(page.room());
+        let links = self.links(first as usize);
+        let asked = pages.saturating_sub(links.room());
         if wanted <= pages && wanted >= asked {
-            page.set_room(pages - wanted);
+            links.set_room(pages - wanted);
             return true;
         }
         // To free a few pages is not worth taking the lock.
@@ -136,7 +136,7 @@ impl Pages {
         let roomy = Self::pages_of(LARGEST.min(bytes + bytes / ROOM_PART))?;
         let Some(taken) = self.take_run(roomy, align) else { return self.take_run(asked, align) };
         let (first, pages) = self.run_of(taken.block);
-        self.page(first as usize).set_room(pages - asked);
+        self.links(first as usize).set_room(pages - asked);
         Some(taken)
     }
 }

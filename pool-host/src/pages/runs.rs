@@ -6,7 +6,7 @@
 //! neighbours from it, in constant time. Nothing here touches the pages themselves, allocates, or
 //! calls the system.
 
-use super::page::{Page, PageState};
+use super::page::{Links, Map, PageState, Tag};
 use crate::sync::atomic::Ordering::Relaxed;
 
 /// End of a list. Page 0 is always used and no block has it, so no free run begins there.
@@ -86,8 +86,7 @@ fn list_of(pages: u32) -> usize {
 /// The runs of a range.
 #[derive(Debug)]
 pub(super) struct Runs {
-    /// The map.
-    pages: &'static [Page],
+    map: Map,
     dirty_lists: Lists,
     clean_lists: Lists,
     /// First page of the oldest dirty run.
@@ -102,7 +101,7 @@ impl Runs {
     /// Creates runs of a range without pages.
     pub(super) const fn new() -> Self {
         Self {
-            pages: &[],
+            map: Map::EMPTY,
             dirty_lists: Lists::EMPTY,
             clean_lists: Lists::EMPTY,
             oldest: NONE,
@@ -115,14 +114,14 @@ impl Runs {
     ///
     /// `map` must begin with the entries of the current map. The new pages are clean, except page
     /// 0, which is a used run that no block has.
-    pub(super) fn extend(&mut self, map: &'static [Page]) {
+    pub(super) fn extend(&mut self, map: Map) {
         let before = self.end().max(1);
-        if self.pages.is_empty()
-            && let Some(first) = map.first()
+        if self.map.tags.is_empty()
+            && let Some(first) = map.tags.first()
         {
             first.set(1, PageState::Used);
         }
-        self.pages = map;
+        self.map = map;
         if self.end() > before {
             self.release(Run {
                 first: before,
@@ -135,22 +134,26 @@ impl Runs {
     /// Returns the number of pages.
     #[expect(clippy::cast_possible_truncation, reason = "a map has fewer entries than 2^30")]
     pub(super) fn end(&self) -> u32 {
-        self.pages.len() as u32
+        self.map.tags.len() as u32
     }
 
-    fn page(&self, number: u32) -> &Page {
-        &self.pages[number as usize]
+    fn tag(&self, page: u32) -> &'static Tag {
+        &self.map.tags[page as usize]
+    }
+
+    fn links(&self, first: u32) -> &'static Links {
+        &self.map.links[first as usize]
     }
 
     /// Returns the run that begins at a page.
     pub(super) fn at(&self, first: u32) -> Run {
-        let (pages, state) = self.page(first).run();
+        let (pages, state) = self.tag(first).run();
         Run { first, pages, state }
     }
 
     /// Returns the run that ends with a page.
     fn ending_at(&self, last: u32) -> Run {
-        let (pages, state) = self.page(last).run();
+        let (pages, state) = self.tag(last).run();
         Run { first: last + 1 - pages, pages, state }
     }
 
@@ -183,14 +186,14 @@ impl Runs {
 
     /// Writes a run into the map.
     fn set(&self, run: Run) {
-        self.page(run.first).set(run.pages, run.state);
-        self.page(run.end() - 1).set(run.pages, run.state);
+        self.tag(run.first).set(run.pages, run.state);
+        self.tag(run.end() - 1).set(run.pages, run.state);
     }
 
     /// Marks pages as one used run, without room. They must be in no list.
     pub(super) fn use_up(&self, first: u32, pages: u32) {
         self.set(Run::used(first, pages));
-        self.page(first).set_room(0);
+        self.links(first).set_room(0);
     }
 
     /// Adds a free run that has no neighbour of the same state.
@@ -203,11 +206,11 @@ impl Runs {
         let Some(lists) = self.lists_mut(run.state) else { return };
         let head = std::mem::replace(&mut lists.heads[list], run.first);
         lists.filled[list / 64] |= 1 << (list % 64);
-        let page = self.page(run.first);
-        page.next.store(head, Relaxed);
-        page.previous.store(NONE, Relaxed);
+        let links = self.links(run.first);
+        links.next.store(head, Relaxed);
+        links.previous.store(NONE, Relaxed);
         if head != NONE {
-            self.page(head).previous.store(run.first, Relaxed);
+            self.links(head).previous.store(run.first, Relaxed);
         }
         if run.state == PageState::Dirty {
             self.dirty += u64::from(run.pages);
@@ -218,8 +221,8 @@ impl Runs {
     /// Adds a dirty run to the list by age, at one of its ends.
     fn insert_by_age(&mut self, first: u32, as_oldest: bool) {
         let (older, newer) = if as_oldest { (NONE, self.oldest) } else { (self.newest, NONE) };
-        self.page(first).older.store(older, Relaxed);
-        self.page(first).newer.store(newer, Relaxed);
+        self.links(first).older.store(older, Relaxed);
+        self.links(first).newer.store(newer, Relaxed);
         self.link(older, newer, (first, first));
     }
 
@@ -228,11 +231,11 @@ impl Runs {
     fn link(&mut self, older: u32, newer: u32, (to_newer, to_older): (u32, u32)) {
         match older {
             NONE => self.oldest = to_newer,
-            older => self.page(older).newer.store(to_newer, Relaxed),
+            older => self.links(older).newer.store(to_newer, Relaxed),
         }
         match newer {
             NONE => self.newest = to_older,
-            newer => self.page(newer).older.store(to_older, Relaxed),
+            newer => self.links(newer).older.store(to_older, Relaxed),
         }
     }
 
@@ -240,14 +243,14 @@ impl Runs {
     /// them again.
     pub(super) fn remove(&mut self, run: Run) {
         let list = list_of(run.pages);
-        let page = self.page(run.first);
-        let (next, previous) = (page.next.load(Relaxed), page.previous.load(Relaxed));
-        let (older, newer) = (page.older.load(Relaxed), page.newer.load(Relaxed));
+        let links = self.links(run.first);
+        let (next, previous) = (links.next.load(Relaxed), links.previous.load(Relaxed));
+        let (older, newer) = (links.older.load(Relaxed), links.newer.load(Relaxed));
         if next != NONE {
-            self.page(next).previous.store(previous, Relaxed);
+            self.links(next).previous.store(previous, Relaxed);
         }
         if previous != NONE {
-            self.page(previous).next.store(next, Relaxed);
+            self.links(previous).next.store(next, Relaxed);
         } else if let Some(lists) = self.lists_mut(run.state) {
             lists.heads[list] = next;
             if next == NONE {
@@ -267,7 +270,7 @@ impl Runs {
         if below.state == run.state {
             self.remove(below);
             // A free of the block that began here is an error from now on.
-            self.page(run.first).set(0, run.state);
+            self.tag(run.first).set(0, run.state);
             run = Run { first: below.first, pages: below.pages + run.pages, ..run };
         }
         if let Some(above) = self.behind(run).filter(|above| above.state == run.state) {
@@ -394,7 +397,7 @@ impl Runs {
 
     /// Returns the free runs of a list.
     fn list(&self, head: u32) -> impl Iterator<Item = Run> {
-        let next = |at: &u32| Some(self.page(*at).next.load(Relaxed)).filter(|next| *next != NONE);
+        let next = |at: &u32| Some(self.links(*at).next.load(Relaxed)).filter(|next| *next != NONE);
         std::iter::successors(Some(head).filter(|head| *head != NONE), next).map(|at| self.at(at))
     }
 

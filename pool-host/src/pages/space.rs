@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "addresses are mapped")]
 
 use super::mapping::Mapping;
-use super::page::Page;
+use super::page::{Links, Map, Tag};
 use super::runs::Run;
 use super::{PAGE, STEP};
 use crate::sync::atomic::AtomicU64;
@@ -29,7 +29,7 @@ pub(super) const PER_MARK: usize = 16;
 /// Bytes of the range for which they have one word.
 const PER_WORD: usize = PER_MARK * u64::BITS as usize;
 
-/// A reserved range of addresses, and another for the map of its pages.
+/// A reserved range of addresses, and another for the maps of its pages.
 ///
 /// Both stay reserved until the process ends. What is not open counts neither as memory of the
 /// process (`RLIMIT_DATA`) nor as memory that the system has promised (`vm.overcommit_memory=2`).
@@ -37,13 +37,23 @@ const PER_WORD: usize = PER_MARK * u64::BITS as usize;
 pub(super) struct Space {
     pub(super) base: *mut u8,
     pub(super) bytes: usize,
-    pub(super) map: *mut Page,
+    /// The map: a tag and links for each page.
+    pub(super) tags: *mut Tag,
+    pub(super) links: *mut Links,
     /// Number of pages that have entries in the map.
     usable: usize,
     /// One bit for each chunk, set if it is open. It lies behind the map.
     open: &'static mut [u64],
     /// One bit for every [`PER_MARK`] bytes of the range, set if a free block of a span begins there.
     pub(super) marks: *mut AtomicU64,
+}
+
+/// What [`Space::reserve_maps`] reserves.
+struct Maps {
+    tags: *mut Tag,
+    links: *mut Links,
+    open: &'static mut [u64],
+    marks: *mut AtomicU64,
 }
 
 // SAFETY: the pointers are addresses of mappings that belong to no thread and are never unmapped.
@@ -64,69 +74,71 @@ impl Space {
             |bytes: &&usize| **bytes <= most && part.is_none_or(|part| **bytes as u64 <= part);
         SIZES.iter().filter(may).find_map(|bytes| {
             let base = mapping.reserve(bytes + ALIGN)?;
-            let (map, open, marks) = Self::reserve_map(*bytes, mapping).or_else(|| {
+            let maps = Self::reserve_maps(*bytes, mapping).or_else(|| {
                 // SAFETY: `reserve` just mapped these bytes, and no other code has their address.
                 unsafe { libc::munmap(base.cast(), bytes + ALIGN) };
                 None
             })?;
             let base = base.map_addr(|address| address.next_multiple_of(ALIGN));
-            Some(Self { base, bytes: *bytes, map, usable: 0, open, marks })
+            let Maps { tags, links, open, marks } = maps;
+            Some(Self { base, bytes: *bytes, tags, links, usable: 0, open, marks })
         })
     }
 
-    /// Reserves the map of so many bytes, the bits behind it, which become usable, and the marks.
-    fn reserve_map(
-        bytes: usize,
-        mapping: &Mapping,
-    ) -> Option<(*mut Page, &'static mut [u64], *mut AtomicU64)> {
-        let map_bytes = (bytes / PAGE * size_of::<Page>()).next_multiple_of(PAGE);
+    /// Reserves the maps of a range of so many bytes. The bits become usable.
+    fn reserve_maps(bytes: usize, mapping: &Mapping) -> Option<Maps> {
+        let pages = bytes / PAGE;
+        let tag_bytes = (pages * size_of::<Tag>()).next_multiple_of(PAGE);
+        let link_bytes = (pages * size_of::<Links>()).next_multiple_of(PAGE);
         let words = (bytes / CHUNK).div_ceil(64);
         let open_bytes = (words * size_of::<u64>()).next_multiple_of(PAGE);
         let mark_bytes = bytes / PER_WORD * size_of::<AtomicU64>();
-        let all_bytes = map_bytes + open_bytes + mark_bytes;
-        let map = mapping.reserve(all_bytes)?;
-        let open = map.wrapping_add(map_bytes);
+        let all_bytes = tag_bytes + link_bytes + open_bytes + mark_bytes;
+        let tags = mapping.reserve(all_bytes)?;
+        let links = tags.wrapping_add(tag_bytes);
+        let open = links.wrapping_add(link_bytes);
+        let marks = open.wrapping_add(open_bytes).cast();
         // SAFETY: these are pages of what was just reserved.
         if !unsafe { mapping.open(open, open_bytes) } {
             // SAFETY: `reserve` just mapped these bytes, and no other code has their address.
-            unsafe { libc::munmap(map.cast(), all_bytes) };
+            unsafe { libc::munmap(tags.cast(), all_bytes) };
             return None;
         }
-        let marks = open.wrapping_add(open_bytes).cast();
         // SAFETY: `open` made these bytes readable and writable, and they are never unmapped. They
         // begin at a page, and any bytes are a `u64`. No other reference to them exists.
         let open = unsafe { std::slice::from_raw_parts_mut(open.cast(), words) };
-        Some((map.cast(), open, marks))
+        Some(Maps { tags: tags.cast(), links: links.cast(), open, marks })
     }
 
     /// Extends the map by at least `pages` pages, all closed. Returns the map of all pages, or
     /// `None` if there are no addresses or no memory.
-    pub(super) fn grow(&mut self, pages: usize, mapping: &Mapping) -> Option<&'static [Page]> {
+    pub(super) fn grow(&mut self, pages: usize, mapping: &Mapping) -> Option<Map> {
         let usable = self.usable.checked_add(pages.checked_next_multiple_of(STEP / PAGE)?)?;
         if usable > self.bytes / PAGE {
             return None;
         }
-        let entries = |pages: usize| (pages * size_of::<Page>()).next_multiple_of(PAGE);
-        let (from, to) = (entries(self.usable), entries(usable));
-        let more = self.map.cast::<u8>().wrapping_add(from);
-        // SAFETY: these are pages of the reserved map, behind those that have entries, so no code
-        // uses them.
-        if to > from && !unsafe { mapping.open(more, to - from) } {
-            return None;
-        }
-        let words = |pages: usize| pages * PAGE / PER_WORD * size_of::<AtomicU64>();
-        let (from, to) = (words(self.usable), words(usable));
-        // SAFETY: these are whole pages of the reserved marks, since `STEP` bytes have 512 KiB of
-        // them. They are behind those that are open, so no code uses them.
-        if !unsafe { mapping.open(self.marks.cast::<u8>().wrapping_add(from), to - from) } {
-            return None;
+        let maps = [
+            (self.tags.cast::<u8>(), size_of::<Tag>()),
+            (self.links.cast(), size_of::<Links>()),
+            (self.marks.cast(), PAGE / PER_WORD * size_of::<AtomicU64>()),
+        ];
+        for (map, entry) in maps {
+            let end = |pages: usize| (pages * entry).next_multiple_of(PAGE);
+            let (from, to) = (end(self.usable), end(usable));
+            // SAFETY: these are pages of a reserved map, behind those that have entries, so no code
+            // uses them.
+            if to > from && !unsafe { mapping.open(map.wrapping_add(from), to - from) } {
+                return None;
+            }
         }
         self.usable = usable;
-        // SAFETY: `open` made `usable` entries of the map readable and writable, and they are never
-        // unmapped. Their bytes are zero or were written as entries, and zero bytes are a valid
-        // `Page`. All fields are atomic, so shared references may be written through. The map is
-        // aligned to a page.
-        Some(unsafe { std::slice::from_raw_parts(self.map, usable) })
+        // SAFETY: `open` made `usable` tags readable and writable, and they are never unmapped. Their
+        // bytes are zero or were written as tags, and zero is a valid one. They are atomic, so shared
+        // references may be written through. They begin at a page.
+        let tags = unsafe { std::slice::from_raw_parts(self.tags, usable) };
+        // SAFETY: the same holds for the links.
+        let links = unsafe { std::slice::from_raw_parts(self.links, usable) };
+        Some(Map { tags, links })
     }
 
     /// Opens all chunks of these pages, so that code may touch them. Returns false if the system

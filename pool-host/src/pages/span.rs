@@ -1,4 +1,4 @@
-//! Spans: runs of pages that are divided into blocks of one class, for blocks below 64 KiB.
+//! Spans: runs of pages that are divided into blocks of one class, for blocks of up to 64 KiB.
 //!
 //! ```text
 //!   pages   |span of a class                    |run of a large block |
@@ -16,7 +16,7 @@
 //! free goes back to the pages at once.
 #![expect(unsafe_code, reason = "blocks are addresses in pages")]
 
-use super::page::{Page, PageState};
+use super::page::{Links, PageState};
 use super::space::PER_MARK;
 use super::{PAGE, Pages, end_for};
 use crate::class::Class;
@@ -26,7 +26,7 @@ use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const NONE: u32 = 0;
 /// Marks in a word.
 const BITS: usize = u64::BITS as usize;
-/// Bits of [`Page::older`] of a span's first page that hold the first word to search.
+/// Bits of [`Links::older`] of a span's first page that hold the first word to search.
 const WORD_BITS: u32 = 12;
 /// In place of a call: the memory of the span's free pages has gone back.
 const GONE: u32 = u32::MAX;
@@ -67,7 +67,7 @@ pub(crate) struct Spans {
 /// `next` and `previous` link the list, `older` is the number of free blocks and the first word of
 /// marks that may have one, and `newer` the call of [`Spans::give_back`] before which a block was last
 /// taken or came back, or [`GONE`].
-impl Page {
+impl Links {
     fn free_blocks(&self) -> usize {
         (self.older.load(Relaxed) >> WORD_BITS) as usize
     }
@@ -111,7 +111,7 @@ impl Spans {
         blocks: &mut [*mut u8],
         pages: &Pages,
     ) -> usize {
-        let span = pages.page(first as usize);
+        let span = pages.links(first as usize);
         let (free, marks) = (span.free_blocks(), pages.marks_of(first, span_bytes(class)));
         let (base, most) = (pages.address(first), free.min(blocks.len()));
         let (mut taken, mut word) = (0, span.first_word());
@@ -141,7 +141,7 @@ impl Spans {
         let Some(run) = pages.take(bytes, PAGE) else { return false };
         let (first, count) = pages.run_of(run.block);
         for before in 0..count {
-            pages.page((first + before) as usize).set_span(class, before);
+            pages.tag((first + before) as usize).set_span(class, before);
         }
         let (marks, stride) = (pages.marks_of(first, bytes), class.bytes());
         for block in 0..span_blocks(class) {
@@ -149,7 +149,7 @@ impl Spans {
             let word = &marks[at / BITS];
             word.store(word.load(Relaxed) | 1 << (at % BITS), Relaxed);
         }
-        pages.page(first as usize).set_free_blocks(span_blocks(class), 0, self.now);
+        pages.links(first as usize).set_free_blocks(span_blocks(class), 0, self.now);
         self.count += 1;
         self.free += span_blocks(class);
         self.link(first, pages);
@@ -169,7 +169,7 @@ impl Spans {
             end_for(block);
         }
         place.store(word | mark, Relaxed);
-        let span = pages.page(first as usize);
+        let span = pages.links(first as usize);
         let free = span.free_blocks() + 1;
         span.set_free_blocks(free, span.first_word().min(at / BITS), self.now);
         self.free += 1;
@@ -211,7 +211,7 @@ impl Spans {
             if at == NONE {
                 break;
             }
-            let span = pages.page(at as usize);
+            let span = pages.links(at as usize);
             let used_at = span.newer.load(Relaxed);
             let is_idle = used_at != GONE && self.now.wrapping_sub(used_at) > calls;
             if is_idle && most > 0 {
@@ -227,28 +227,28 @@ impl Spans {
 
     /// Adds a span to the front of the list.
     fn link(&mut self, first: u32, pages: &Pages) {
-        let (span, next) = (pages.page(first as usize), self.first);
+        let (span, next) = (pages.links(first as usize), self.first);
         span.next.store(next, Relaxed);
         span.previous.store(NONE, Relaxed);
         if next != NONE {
-            pages.page(next as usize).previous.store(first, Relaxed);
+            pages.links(next as usize).previous.store(first, Relaxed);
         }
         self.first = first;
     }
 
     /// Takes a span out of the list.
     fn unlink(&mut self, first: u32, pages: &Pages) {
-        let span = pages.page(first as usize);
+        let span = pages.links(first as usize);
         let (next, previous) = (span.next.load(Relaxed), span.previous.load(Relaxed));
         if self.cursor == first {
             self.cursor = next;
         }
         if next != NONE {
-            pages.page(next as usize).previous.store(previous, Relaxed);
+            pages.links(next as usize).previous.store(previous, Relaxed);
         }
         match previous {
             NONE => self.first = next,
-            previous => pages.page(previous as usize).next.store(next, Relaxed),
+            previous => pages.links(previous as usize).next.store(next, Relaxed),
         }
     }
 }
@@ -285,7 +285,7 @@ impl Pages {
     #[inline]
     pub(crate) fn part_at(&self, block: *mut u8) -> Option<Class> {
         let number = self.page_at(block)?;
-        Some(self.page(number as usize).span()?.0)
+        Some(self.tag(number as usize).span()?.0)
     }
 
     /// Returns the class of the span in which an address is, the first page of the span, and the bytes
@@ -297,8 +297,8 @@ impl Pages {
     )]
     fn span_at(&self, block: *mut u8) -> Option<(Class, u32, u32)> {
         let number = self.page_at(block)?;
-        let (class, before) = self.page(number as usize).span()?;
-        if self.page((number - before) as usize).span() != Some((class, 0)) {
+        let (class, before) = self.tag(number as usize).span()?;
+        if self.tag((number - before) as usize).span() != Some((class, 0)) {
             end_for(block);
         }
         let in_page = (block.addr() % PAGE) as u32;
@@ -342,10 +342,10 @@ impl Pages {
     fn make_run(&self, first: u32, pages: usize) {
         let (first_page, last) = (first as usize, first as usize + pages - 1);
         // A free of a block that was here is an error from now on.
-        (first_page..last).for_each(|page| self.page(page).set(0, PageState::Used));
+        (first_page..last).for_each(|page| self.tag(page).set(0, PageState::Used));
         for page in [first_page, last] {
-            self.page(page).set(pages as u32, PageState::Used);
+            self.tag(page).set(pages as u32, PageState::Used);
         }
-        self.page(first as usize).set_room(0);
+        self.links(first as usize).set_room(0);
     }
 }

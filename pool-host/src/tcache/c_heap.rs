@@ -109,7 +109,7 @@ impl CHeap {
         self.tcache.role.load(Relaxed) == SERVING
     }
 
-    /// Returns a block of at most 60 KiB that this thread has cached, as [`CHeap::allocate`] does first.
+    /// Returns a block of at most 64 KiB that this thread has cached, as [`CHeap::allocate`] does first.
     ///
     /// For a `malloc` that wants this part inlined, and the rest behind a call.
     #[inline(always)]
@@ -170,7 +170,7 @@ impl CHeap {
         })
     }
 
-    /// Frees a block of at most 60 KiB into the cache of this thread, as [`CHeap::free`] does first.
+    /// Frees a block of at most 64 KiB into the cache of this thread, as [`CHeap::free`] does first.
     /// Returns false if it does not, and then nothing is done.
     ///
     /// # Safety
@@ -186,7 +186,7 @@ impl CHeap {
     /// not change `errno`.
     ///
     /// It ends the program at a block that is free already, and at an address of this heap where no
-    /// block begins, if it finds that out: of blocks from 60 KiB always; of smaller ones when they go
+    /// block begins, if it finds that out: of blocks above 64 KiB always; of smaller ones when they go
     /// back to their pages, and for the one that the thread freed last.
     ///
     /// # Safety
@@ -236,7 +236,7 @@ impl CHeap {
     /// resized block, which is aligned to `align`; `None` if there is no memory, and for a block
     /// that would grow while another thread forks, and then the block is unchanged.
     ///
-    /// A block below 64 KiB stays in place if it has no more than twice the bytes. A larger one that
+    /// A block of up to 64 KiB stays in place if it has no more than twice the bytes. A larger one that
     /// moves gets a place with room for more growth; one that shrinks by less than an eighth and
     /// 256 KiB keeps its pages.
     ///

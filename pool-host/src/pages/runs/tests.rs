@@ -6,6 +6,18 @@ use rand::{RngExt, SeedableRng};
 
 const MOST: u32 = 3000;
 
+/// A map of so many pages.
+fn map(pages: u32) -> Map {
+    let tags = Box::leak((0..pages).map(|_| Tag::default()).collect::<Box<[_]>>());
+    let links = Box::leak((0..pages).map(|_| Links::default()).collect::<Box<[_]>>());
+    Map { tags, links }
+}
+
+/// The first pages of a map.
+fn part(Map { tags, links }: Map, pages: usize) -> Map {
+    Map { tags: &tags[..pages], links: &links[..pages] }
+}
+
 /// The runs, and a naive map: the state of each page and, for a used page, the first page of its
 /// run.
 struct Model {
@@ -18,16 +30,16 @@ struct Model {
 
 impl Model {
     fn new(seed: u64) -> Self {
-        let map = Box::leak((0..MOST).map(|_| Page::default()).collect::<Box<[_]>>());
+        let map = map(MOST);
         let mut runs = Runs::new();
         let random = StdRng::seed_from_u64(seed);
-        runs.extend(&map[..1000]);
+        runs.extend(part(map, 1000));
         let mut pages = vec![(PageState::Clean, 0); 1000];
         pages[0] = (PageState::Used, 0);
         let mut model = Self { runs, pages, used: Vec::new(), seed, random };
         model.check();
         let more = model.choose(2000);
-        model.runs.extend(&map[..1000 + more as usize]);
+        model.runs.extend(part(map, 1000 + more as usize));
         model.pages.resize(1000 + more as usize, (PageState::Clean, 0));
         model
     }
@@ -147,7 +159,7 @@ fn random_runs_are_what_a_naive_map_says() {
 
 #[test]
 fn the_oldest_pages_go_first() {
-    let map = Box::leak((0..100).map(|_| Page::default()).collect::<Box<[_]>>());
+    let map = map(100);
     let mut runs = Runs::new();
     runs.extend(map);
     let taken: Vec<u32> =
