@@ -428,12 +428,12 @@ impl Held<'_> {
         batch
     }
 
-    /// Lets a bin hold more blocks, twice as many, unless the thread would hold more than `most`
+    /// Lets a bin hold more blocks, four times as many, unless the thread would hold more than `most`
     /// bytes.
     pub(super) fn widen(&self, class: Class, most: usize) {
         let (cap, room) = (self.cap(class), &self.local.room);
         let first = if class.bytes() <= SMALL { 4 * FIRST } else { FIRST };
-        let next = (2 * cap).max(first).min(largest_cap(class));
+        let next = (4 * cap).max(first).min(largest_cap(class));
         let wanted = room.load(Relaxed) + next.saturating_sub(cap) * class.bytes();
         if wanted <= most {
             self.set_cap(class, next);
