@@ -8,9 +8,15 @@ mod lock;
 #[cfg(any(loom, shuttle))]
 #[path = "sys/lock/modelled.rs"]
 mod lock;
+#[cfg(all(unix, not(any(miri, loom, shuttle))))]
+pub(crate) mod process;
+#[cfg(not(all(unix, not(any(miri, loom, shuttle)))))]
+#[path = "sys/process/one.rs"]
+pub(crate) mod process;
 pub(crate) mod sync;
 pub(crate) mod thread_number;
 
-pub(crate) use fork::{ForkCheck, forks, watch_forks};
+pub(crate) use fork::ForkCheck;
 pub(crate) use lock::{Lock, LockGuard};
+pub(crate) use process::{forks, watch_forks};
 pub(crate) use sync::{Mutex, RwLock, atomic};

@@ -4,15 +4,16 @@
 use crate::capturing::{Captures, Counted};
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
-use pool_core::{DeviceError, Why};
+use pool_core::{DeviceError, Why, forks, watch_forks};
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Whether this process was forked after a device was opened. The driver's handles are invalid
-/// then, and its calls undefined (CUDA C Programming Guide, "Initialization").
-static FORKED: AtomicBool = AtomicBool::new(false);
+/// The [`forks`] of the process that opened a device first. In its children the driver's handles are
+/// invalid, and its calls undefined (CUDA C Programming Guide, "Initialization").
+static OPENED_IN: AtomicU32 = AtomicU32::new(NOT_OPENED);
+const NOT_OPENED: u32 = 0;
 
 /// The driver in one context of one device.
 pub(crate) struct Driver {
@@ -95,7 +96,7 @@ impl<T: OfContext> std::ops::Deref for Kept<T> {
 
 impl<T: OfContext> Drop for Kept<T> {
     fn drop(&mut self) {
-        if FORKED.load(Relaxed) {
+        if is_forked() {
             return;
         }
         // If the value's own context was current, it still is, or was destroyed with the value.
@@ -109,7 +110,7 @@ impl<T: OfContext> Drop for Kept<T> {
 
 impl Driver {
     pub(crate) fn new(context: Arc<CudaContext>) -> Self {
-        notice_forks();
+        note_process();
         let (lost, unknown) = (AtomicU32::new(0), AtomicU32::new(0));
         let captures = Captures::of(&context);
         Self { context: Kept::new(context), lost, unknown, captures }
@@ -318,7 +319,14 @@ pub(crate) fn refusal(call: &'static str, error: DriverError) -> DeviceError {
 /// Returns the error of a process that was forked after a device was opened.
 pub(crate) fn forked() -> Option<DeviceError> {
     let fault = DeviceError::new(Why::Forked, "a call to the driver");
-    FORKED.load(Relaxed).then_some(fault)
+    is_forked().then_some(fault)
+}
+
+/// Returns whether this is a child of a process that has opened a device.
+#[inline]
+fn is_forked() -> bool {
+    let opened_in = OPENED_IN.load(Relaxed);
+    opened_in != NOT_OPENED && opened_in != forks()
 }
 
 /// Returns whether a driver library can be loaded. Without one, cudarc panics at the first call.
@@ -336,26 +344,34 @@ pub(crate) fn has(names: &[&[u8]]) -> bool {
     names.iter().all(|name| unsafe { library.get::<unsafe extern "C" fn()>(*name) }.is_ok())
 }
 
-#[cfg(unix)]
-fn notice_forks() {
-    extern "C" fn in_child() {
-        FORKED.store(true, Relaxed);
-    }
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: registers a function that stores one flag, which is legal in a forked child. If
-        // the registration fails, forks are not noticed.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
+/// Notes the process in which a device is opened first.
+fn note_process() {
+    watch_forks();
+    // A child of a process that has opened a device is never the first.
+    let _ = OPENED_IN.compare_exchange(NOT_OPENED, forks(), Relaxed, Relaxed);
 }
-
-/// This platform has no `fork`.
-#[cfg(not(unix))]
-fn notice_forks() {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_child_that_no_handler_has_seen_is_forked() {
+        note_process();
+        assert!(!is_forked());
+        // SAFETY: a child with one thread, which makes no call of the C library that needs another.
+        let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+        if child == 0 {
+            note_process(); // as if the child opened a device itself
+            // SAFETY: `_exit` has no preconditions.
+            unsafe { libc::_exit(i32::from(!is_forked())) };
+        }
+        let (child, mut status) = (i32::try_from(child).unwrap_or(-1), 1);
+        // SAFETY: `child` is this process's child, and `status` is valid for the write.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
+    }
 
     #[test]
     fn codes_of_a_machine_that_lacks_something_are_no_loss() {

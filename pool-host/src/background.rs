@@ -10,7 +10,8 @@ mod thread;
 pub(crate) use thread::confine;
 
 use crate::sync::atomic::AtomicU32;
-use crate::{process, system};
+use crate::system;
+use pool_core::{forks, is_vfork_child, watch_forks};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32 as Generation, AtomicU64};
 use std::time::Duration;
@@ -35,7 +36,7 @@ pub(crate) struct Background {
     is_wanted: AtomicBool,
     /// Whether it is wanted no more, for good.
     is_forbidden: AtomicBool,
-    /// [`process::generation`] of the process in which the thread is, or is being made; [`NONE`]
+    /// [`forks`] of the process in which the thread is, or is being made; [`NONE`]
     /// if there is none. A child does not inherit the thread, and has another generation.
     there: Generation,
     /// Number of the thread; 0 before it has run.
@@ -71,7 +72,7 @@ impl Background {
             return;
         }
         thread::find_least_stack();
-        process::watch();
+        watch_forks();
         self.is_wanted.store(true, Relaxed);
     }
 
@@ -79,7 +80,7 @@ impl Background {
     #[inline]
     pub(crate) fn is_requested(&self) -> bool {
         self.is_wanted.load(Relaxed)
-            && self.there.load(Relaxed) != process::generation()
+            && self.there.load(Relaxed) != forks()
             && !self.is_forbidden.load(Relaxed)
     }
 
@@ -91,7 +92,7 @@ impl Background {
     /// its own. Returns whether there is a thread.
     #[cold]
     pub(crate) fn start(&self, run: thread::Run) -> bool {
-        let (there, generation) = (self.there.load(Relaxed), process::generation());
+        let (there, generation) = (self.there.load(Relaxed), forks());
         let now = system::coarse_milliseconds();
         if now < self.not_before.load(Relaxed) {
             return false;
@@ -103,7 +104,7 @@ impl Background {
         }
         self.number.store(0, Relaxed);
         // Either this sees that the thread is forbidden, or who forbids it sees that it is there.
-        let may = !cfg!(miri) && !self.is_forbidden.load(SeqCst) && !process::is_borrowed();
+        let may = !cfg!(miri) && !self.is_forbidden.load(SeqCst) && !is_vfork_child();
         let made = may && thread::create(run, self.stack);
         if may && !made {
             self.not_before.store(now + AGAIN, Relaxed);
@@ -126,7 +127,7 @@ impl Background {
             return;
         }
         let ends = self.ends.fetch_add(1, Release) + 1;
-        let is_there = || self.there.load(SeqCst) == process::generation();
+        let is_there = || self.there.load(SeqCst) == forks();
         if !is_there() && self.number.load(Relaxed) == 0 {
             return;
         }
@@ -170,7 +171,7 @@ impl Background {
             if same >= SAME && is_idle() {
                 self.there.store(NONE, Release);
                 // Memory that came meanwhile did not start a thread.
-                let (none, own) = (NONE, process::generation());
+                let (none, own) = (NONE, forks());
                 let stays = || self.there.compare_exchange(none, own, Relaxed, Relaxed).is_ok();
                 if is_idle() || !stays() {
                     return;

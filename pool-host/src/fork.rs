@@ -7,8 +7,7 @@ use pool_core::{DeviceError, StreamClock, Why, forks, watch_forks};
 ///
 /// It has no streams: work is complete when the call that does it returns. In a child of the
 /// process that made the clock, [`StreamClock::fault`] returns [`Why::Forked`], and a pool with
-/// this clock refuses requests. A child that is made without the C library's `fork` (a bare
-/// `clone`) is not detected.
+/// this clock refuses requests.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessClock {
     /// The value of [`forks`] when the clock was made.

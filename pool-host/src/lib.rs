@@ -22,11 +22,6 @@ mod page_heap;
 mod pages;
 mod pinned;
 mod pressure;
-#[cfg(not(any(miri, shuttle)))]
-mod process;
-#[cfg(any(miri, shuttle))]
-#[path = "process/modelled.rs"]
-mod process;
 mod settings;
 mod stderr;
 mod sync;

@@ -24,7 +24,7 @@ use crate::settings::Settings;
 use crate::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
-use crate::{process, system};
+use crate::system;
 use stats::ShardCounts;
 use std::ptr::{self, NonNull};
 use std::time::Duration;
@@ -158,7 +158,7 @@ impl PageHeap {
             return self.is_started_soon();
         }
         // Before the first entry into the lock.
-        process::watch();
+        pool_core::watch_forks();
         self.pages.reserve_at_most(usize::try_from(self.addresses).unwrap_or(usize::MAX));
         // The limits are read from files, now rather than with the first request: later a program
         // may have forbidden itself to open files.

@@ -35,10 +35,10 @@ pub use c_heap::CHeap;
 pub use stats::TcacheStats;
 
 use crate::class::Class;
-use crate::process;
 use crate::settings::{Mode, Settings};
 use crate::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use inner::Inner;
+use pool_core::is_vfork_child;
 use role::{SERVING, UNDECIDED};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
@@ -253,7 +253,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     /// more; the system's memory pressure is not read, and blocks of parked threads stay with them.
     /// Memory goes back in calls of the program only. Call it before the filter is in force.
     pub fn enter_sandbox(&self) {
-        if self.serves() && !background::THREAD.is_forbidden() && !process::is_borrowed() {
+        if self.serves() && !background::THREAD.is_forbidden() && !is_vfork_child() {
             background::THREAD.forbid();
             CACHE.enter_sandbox();
         }

@@ -1,49 +1,12 @@
-//! Forks of the process. A child has the memory of its parent, but only the thread that forked: a
+//! A pool after a fork. A child has the memory of its parent, but only the thread that forked: a
 //! lock that another thread held stays locked for ever.
 //!
 //! In each child, the first call of a pool that could block checks the pool's locks once. If none
 //! is held, the pool works in the child. Otherwise this call and all later ones fail with
 //! [`Why::Forked`](crate::Why::Forked).
-#![cfg_attr(
-    all(unix, not(any(miri, loom, shuttle))),
-    expect(unsafe_code, reason = "the system calls back around a fork")
-)]
 
-use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-
-/// Forks between the process that first made a pool and this one.
-static FORKS: AtomicU32 = AtomicU32::new(0);
-
-/// Returns the number of forks between the process that first called [`watch_forks`] or made a
-/// pool, and this process. A backend whose memory or handles do not survive a fork stores the
-/// number when it makes them, and compares it later.
-///
-/// A child that is made without the C library's `fork` (a bare `clone`) is not noticed.
-#[inline]
-pub fn forks() -> u32 {
-    FORKS.load(Relaxed)
-}
-
-/// Starts to count the forks of this process.
-#[cfg(all(unix, not(any(miri, loom, shuttle))))]
-pub fn watch_forks() {
-    use std::sync::atomic::AtomicBool;
-
-    extern "C" fn in_child() {
-        FORKS.fetch_add(1, Relaxed);
-    }
-    // Once, and without a lock, which could be held for ever in a child.
-    static WATCHED: AtomicBool = AtomicBool::new(false);
-    if !WATCHED.swap(true, Relaxed) {
-        // SAFETY: registers a function that adds to a word, which is legal in a forked child. If
-        // the system refuses for want of memory, a fork is not noticed.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    }
-}
-
-/// Nothing forks here, or the system cannot say so.
-#[cfg(not(all(unix, not(any(miri, loom, shuttle)))))]
-pub fn watch_forks() {}
+use crate::sys::process::{forks, forks_seen, watch_forks};
+use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Release};
 
 /// The answer of a pool in this process: whether it can be used.
 #[derive(Debug)]
@@ -69,7 +32,7 @@ impl ForkCheck {
     #[inline]
     pub(crate) fn is_unusable_after_fork(&self, is_held: impl Fn() -> bool) -> bool {
         let forks_at_check = self.forks_at_check.load(Acquire);
-        forks_at_check != forks() && self.check(forks_at_check, is_held)
+        forks_at_check != forks_seen() && self.check(forks_at_check, is_held)
     }
 
     #[cold]

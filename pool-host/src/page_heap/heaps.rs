@@ -3,8 +3,8 @@
 use super::{PageHeap, THREAD_FROM};
 use crate::background::{Background, LOOKING_STACK};
 use crate::pages::Pages;
-use crate::process;
 use crate::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use pool_core::is_vfork_child;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::OnceLock;
@@ -23,7 +23,7 @@ static THREAD: Background = Background::new(LOOKING_STACK);
 ///
 /// Returns false if the C library cannot register the handlers for a fork.
 pub(super) fn add(heap: &'static PageHeap, background: bool) -> bool {
-    process::watch();
+    pool_core::watch_forks();
     if !WATCHES_FORKS.get_or_init(watch_forks) {
         return false;
     }
@@ -86,7 +86,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 /// allocators need.
 pub(super) fn enter_sandbox() {
     // The second question is a system call, which the filter of a sandbox may not permit.
-    if THREAD.is_forbidden() || process::is_borrowed() {
+    if THREAD.is_forbidden() || is_vfork_child() {
         return;
     }
     THREAD.forbid();
@@ -103,7 +103,6 @@ fn watch_forks() -> bool {
         all().for_each(|heap| heap.pages.after_fork());
     }
     extern "C" fn in_child() {
-        process::in_child();
         all().for_each(|heap| heap.pages.in_child());
     }
     #[expect(unsafe_code, reason = "the system is called through C")]

@@ -9,7 +9,8 @@ use crate::sync::atomic::{
     AtomicU32, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
-use crate::{process, system};
+use crate::system;
+use pool_core::forks;
 use std::cell::UnsafeCell;
 
 /// Looks at a held lock before the thread sleeps.
@@ -41,7 +42,7 @@ pub(crate) struct ForkLock<T> {
     forking: AtomicUsize,
     /// Forks that the thread which forks makes in its fork handlers, one inside the other.
     nested: AtomicUsize,
-    /// [`process::generation`] when a thread last entered; 0 before.
+    /// [`forks`] when a thread last entered; 0 before.
     generation: AtomicU32,
     value: UnsafeCell<T>,
 }
@@ -81,7 +82,7 @@ impl<T> ForkLock<T> {
     /// Notes that threads of this process enter.
     #[inline]
     fn note_process(&self) {
-        let generation = process::generation();
+        let generation = forks();
         if self.generation.load(Acquire) != generation {
             self.enter_process(generation);
         }
@@ -183,7 +184,7 @@ impl<T> ForkLock<T> {
     /// Does what [`ForkLock::after_fork`] does, in the child. If another thread of the parent had
     /// the lock, no thread of the child ever gets it.
     pub(crate) fn in_child(&self, work: impl FnOnce(&mut T)) {
-        self.generation.store(process::generation(), Relaxed);
+        self.generation.store(forks(), Relaxed);
         if self.forking.load(Relaxed) == own_number() {
             self.after_fork(work);
         } else if self.state.load(Relaxed) != FREE {

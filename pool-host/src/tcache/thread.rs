@@ -6,7 +6,7 @@
 use super::cache::Cache;
 use super::thread_cache::ThreadCache;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::{process, system};
+use crate::system;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::OnceLock;
@@ -83,7 +83,6 @@ pub(super) fn watch_forks() -> bool {
         CACHE.depot.after_fork();
     }
     extern "C" fn in_child() {
-        process::in_child();
         let own = thread_cache();
         if is_own(own) && own.is_torn() {
             // Another thread was taking back what this one did not use.
@@ -94,7 +93,7 @@ pub(super) fn watch_forks() -> bool {
     if cfg!(miri) {
         return true;
     }
-    process::watch();
+    pool_core::watch_forks();
     #[expect(unsafe_code, reason = "the system is called through C")]
     // SAFETY: the three functions have the signature that `pthread_atfork` asks for, live as long
     // as the process, and call no code of the program.
