@@ -2,6 +2,7 @@
 
 use crate::pool::BucketPool;
 use crate::port::DeviceAllocator;
+use crate::sys::thread_number;
 
 pub use crate::store::{BlockSum, Checked};
 pub use crate::sys::thread_number::TestThreads;
@@ -64,6 +65,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
 pub enum PoolLock {
     /// The lock of the first shard.
     Shard,
+    /// The locks of all shards but that with which the calling thread begins, in memory without
+    /// streams.
+    OtherShards,
     /// The lock of the tick times, from which the pool computes the age of free memory.
     Ticks,
 }
@@ -76,6 +80,13 @@ impl<A: DeviceAllocator> BucketPool<A> {
         match held {
             PoolLock::Shard => {
                 let _state = store.shards.lock(0);
+                work()
+            }
+            PoolLock::OtherShards => {
+                let count = store.shards.count();
+                let home = thread_number::home() % count;
+                let others = (0..count).filter(|at| *at != home);
+                let _states: Vec<_> = others.map(|at| store.shards.lock(at)).collect();
                 work()
             }
             PoolLock::Ticks => {

@@ -289,21 +289,24 @@ impl ArenaConfig {
         self.is_torch()
     }
 
-    /// Returns the bytes that may stay committed, given the peak of allocated bytes. They are at
-    /// least two pages more than the peak, so that growth does not give a page back for each page
-    /// that it takes.
-    pub(crate) fn committed_limit(&self, used_peak: u64, page_bytes: u64) -> u64 {
-        self.ahead_limit(used_peak, page_bytes).max(used_peak.saturating_add(2 * page_bytes))
+    /// Returns the bytes that may stay committed in so many shards, given the peak of allocated bytes.
+    /// They are at least two pages more than the peak, so that growth does not give a page back for
+    /// each page that it takes.
+    pub(crate) fn committed_limit(&self, used_peak: u64, page_bytes: u64, shards: usize) -> u64 {
+        self.ahead_limit(used_peak, page_bytes, shards)
+            .max(used_peak.saturating_add(2 * page_bytes))
     }
 
-    /// Returns the bytes that growth may commit ahead of requests.
+    /// Returns the bytes that growth may commit ahead of requests in so many shards. Each of several
+    /// is split by itself, so that they have the whole slack.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "a float cast saturates, and the factor is 1 or more"
     )]
-    pub(crate) fn ahead_limit(&self, used_peak: u64, page_bytes: u64) -> u64 {
+    pub(crate) fn ahead_limit(&self, used_peak: u64, page_bytes: u64, shards: usize) -> u64 {
         let Source::Pages { most, .. } = self.source else { return u64::MAX };
+        let most = if shards == 1 { most } else { 1.0 + (most - 1.0) / OWN_SHARE_OF_SLACK };
         let kept = KEPT_MOST.min((used_peak / KEPT_SHARE).max(2 * page_bytes));
         ((used_peak as f64 * most) as u64).max(used_peak.saturating_add(kept))
     }

@@ -539,7 +539,7 @@ fn ranges_are_found_from_the_largest_step_down() {
 #[test]
 fn two_pages_above_the_peak_may_stay_committed_however_large_they_are() {
     for page in [64 * KIB, 1024 * MIB] {
-        let limit = ArenaConfig::pages(page, 0.0).committed_limit(MIB, page);
+        let limit = ArenaConfig::pages(page, 0.0).committed_limit(MIB, page, 1);
         assert!(limit >= MIB + 2 * page, "{limit} for pages of {page}");
     }
 }

@@ -27,12 +27,20 @@ pub(crate) struct Published {
     spare: AtomicU64,
     /// The epoch in which the shard was last used.
     epoch: AtomicU32,
+    /// Bytes that buffers and private pools have of its ranges, and the most of that lately.
+    used: AtomicU64,
+    used_lately: AtomicU64,
 }
 
 impl Published {
     /// Whether nobody has used the shard for an epoch, in epoch `now`.
     pub(crate) fn is_idle(&self, now: u32) -> bool {
         self.epoch.load(Relaxed).wrapping_add(2) <= now
+    }
+
+    /// Bytes that are used of ranges, and the most of that lately, as of the last round or growth.
+    pub(crate) fn used(&self) -> (u64, u64) {
+        (self.used.load(Relaxed), self.used_lately.load(Relaxed))
     }
 
     /// Whether the shard may have blocks of a size that a shard takes over in epoch `now`: any of
@@ -128,6 +136,12 @@ impl<A: DeviceAllocator> State<A> {
         }
     }
 
+    /// Lets others know how much of its ranges is used.
+    pub(crate) fn publish_used(&self, published: &Published) {
+        published.used.store(self.ranges.used(), Relaxed);
+        published.used_lately.store(self.ranges.recent_peak(), Relaxed);
+    }
+
     /// Lets others know what the shard has in an epoch.
     pub(crate) fn publish_all(&mut self, published: &Published, epoch: u32) {
         self.blocks.begin_epoch(epoch);
@@ -141,5 +155,6 @@ impl<A: DeviceAllocator> State<A> {
         published.has.store(has, Relaxed);
         published.spare.store(spare, Relaxed);
         published.epoch.store(epoch, Relaxed);
+        self.publish_used(published);
     }
 }

@@ -167,6 +167,13 @@ impl<A: DeviceAllocator> Shards<A> {
         all
     }
 
+    /// Locks all shards if no thread is in any of them. It does not wait.
+    pub(crate) fn try_lock_all(&self) -> Option<Vec<LockGuard<'_, State<A>>>> {
+        let first = self.try_lock(0)?; // no shard is added from now on
+        let others = (1..self.count()).map(|at| self.try_lock(at));
+        std::iter::once(Some(first)).chain(others).collect()
+    }
+
     /// Whether a thread has the lock of any.
     pub(crate) fn is_any_locked(&self) -> bool {
         (0..self.count()).any(|at| self.get(at).state.is_locked())

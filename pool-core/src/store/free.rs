@@ -3,7 +3,7 @@
 use crate::block::record::RecordOwner;
 use crate::limits::{CachedLimit, GivenBack, InTransit};
 use crate::observe::Reason;
-use crate::port::{DeviceAllocator, DeviceError, StreamClock};
+use crate::port::{DeviceAllocator, DeviceError, MarkOf, StreamClock};
 use crate::shard::{MarkedBlock, Removed, State};
 use crate::store::Store;
 use crate::sys::LockGuard;
@@ -123,18 +123,13 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Executes the deferred frees that wait for no work: those that were seen done, or that queries
-    /// about the first few find done.
-    pub(super) fn free_deferred_done(&self) -> GivenBack {
+    /// about the first few find done. Of the shards but `home`, those in which a thread is are left to
+    /// a later call.
+    pub(super) fn free_deferred_done(&self, home: usize) -> GivenBack {
         let clock = self.allocator.clock();
         let (mut given_back, mut refusal) = (0, None);
         for at in 0..self.shards.count() {
-            let mut asked = Vec::new();
-            for record in self.shards.lock(at).deferred.iter_mut().take(ASKED) {
-                record.marks.get_mut().all_are(|mark| {
-                    asked.push(mark);
-                    true
-                });
-            }
+            let Some(asked) = self.marks_of_deferred(at, home) else { continue };
             for mark in asked.into_iter().filter(|mark| clock.is_submitted(*mark)) {
                 // What a query finds done is seen done from then on. A refusal says nothing of it.
                 let _ = clock.is_done(mark);
@@ -144,6 +139,21 @@ impl<A: DeviceAllocator> Store<A> {
             refusal = refusal.or(refused);
         }
         (given_back, refusal)
+    }
+
+    /// The marks of the first few deferred frees of a shard. `None` if it has none, and if a thread is
+    /// in a shard that is not `home`.
+    fn marks_of_deferred(&self, at: usize, home: usize) -> Option<Vec<MarkOf<A>>> {
+        let own = (at == home).then(|| self.shards.lock(at));
+        let mut state = own.or_else(|| self.shards.try_lock(at))?;
+        let mut asked = Vec::new();
+        for record in state.deferred.iter_mut().take(ASKED) {
+            record.marks.get_mut().all_are(|mark| {
+                asked.push(mark);
+                true
+            });
+        }
+        (!state.deferred.is_empty()).then_some(asked)
     }
 
     /// Executes the deferred frees of a shard; without `wait`, those alone whose work was seen done.

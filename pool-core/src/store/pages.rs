@@ -109,8 +109,10 @@ impl<A: DeviceAllocator> Store<A> {
             }
             Backing::Pages(_) | Backing::Block => {
                 let peak = used_peak.max(used.saturating_add(wanted.bytes));
-                let most = config.committed_limit(peak, page).min(limit);
-                (most, config.ahead_limit(peak, page).min(limit).saturating_sub(needed))
+                let shards = self.shards.count();
+                let most = config.committed_limit(peak, page, shards).min(limit);
+                let ahead = config.ahead_limit(peak, page, shards).min(limit);
+                (most, ahead.saturating_sub(needed))
             }
         };
         let ids = state.ranges.take_out(&placement, if ahead { extra } else { 0 });

@@ -3,8 +3,9 @@
 
 use crate::observe::PoolStats;
 use crate::port::DeviceAllocator;
-use crate::shard::Sum;
+use crate::shard::{State, Sum};
 use crate::store::Store;
+use crate::sys::LockGuard;
 
 /// Bytes of one moment.
 #[derive(Clone, Copy, Debug)]
@@ -21,8 +22,17 @@ pub(crate) struct InUse {
 impl<A: DeviceAllocator> Store<A> {
     /// Adds up all shards.
     pub(super) fn sum(&self) -> Sum {
+        self.sum_of(&self.shards.lock_all())
+    }
+
+    /// Adds up all shards if no thread is in any of them. A thread that waited for one with the locks
+    /// of others would stop all that need those.
+    pub(super) fn try_sum(&self) -> Option<Sum> {
+        Some(self.sum_of(&self.shards.try_lock_all()?))
+    }
+
+    fn sum_of(&self, all: &[LockGuard<'_, State<A>>]) -> Sum {
         let mut sum = Sum::of_nothing();
-        let all = self.shards.lock_all();
         all.iter().enumerate().for_each(|(at, state)| sum.add(state, at == 0));
         if all.len() > 1 {
             self.note_peaks(&mut sum);
@@ -34,12 +44,15 @@ impl<A: DeviceAllocator> Store<A> {
     /// shards, what each had at most lately, if that is more together: what one has free, another
     /// does not split.
     pub(super) fn used(&self) -> (u64, u64) {
-        if self.shards.count() > 1 {
-            self.watch_peaks();
-            return self.last_used();
+        let count = self.shards.count();
+        if count == 1 {
+            let sum = self.sum();
+            return (sum.used, sum.used_peak.max(sum.recent_peaks));
         }
-        let sum = self.sum();
-        (sum.used, sum.used_peak.max(sum.recent_peaks))
+        // As they were published: who grows waits for no other shard.
+        let shards = (0..count).map(|at| self.shards.published(at).used());
+        let (used, lately) = shards.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+        (used, self.note_used(used).max(lately))
     }
 
     /// The most bytes that were allocated at once.

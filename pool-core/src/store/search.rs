@@ -65,10 +65,14 @@ impl<A: DeviceAllocator> Store<A> {
         };
         let (missing, now) =
             (self.shape.bytes_to_grow(request.class.bytes), self.epoch.load(Relaxed));
-        let most = arena.committed_limit(self.used().1, page);
+        let own = {
+            let state = self.shards.lock(home);
+            state.publish_used(self.shards.published(home));
+            state.ranges.committed()
+        };
+        let most = arena.committed_limit(self.used().1, page, self.shards.count());
         let others = (0..self.shards.count()).filter(|at| *at != home);
         let in_use = others.filter(|at| !self.shards.published(*at).is_idle(now)).count() + 1;
-        let own = self.shards.lock(home).ranges.committed();
         self.ledger.reserved().saturating_add(missing) <= most
             || own.saturating_add(missing) <= most / in_use as u64
     }

@@ -28,9 +28,6 @@ pub(super) struct Peaks {
     highest_allocated: u64,
     cached: u64,
     used: u64,
-    /// Not peaks: what was used at the last sum, and what each shard used at most lately.
-    used_now: u64,
-    used_lately: u64,
 }
 
 /// How many shards a pool takes at most: twice the processors.
@@ -123,8 +120,6 @@ impl<A: DeviceAllocator> Store<A> {
                 highest_allocated: first.highest_allocated(),
                 cached: first.cached_peak(),
                 used: first.ranges.used_peak,
-                used_now: first.ranges.used(),
-                used_lately: 0,
             };
         }
         let (turn, closed) = (first.turn, first.closed);
@@ -189,28 +184,29 @@ impl<A: DeviceAllocator> Store<A> {
         sum.allocated_peak = higher(&mut peaks.highest_allocated, allocated);
         sum.cached_peak = higher(&mut peaks.cached, sum.kept);
         sum.used_peak = higher(&mut peaks.used, sum.used);
-        (peaks.used_now, peaks.used_lately) = (sum.used, sum.recent_peaks);
     }
 
     /// Takes the peaks of several shards on a slow path, where they may be new ones: the pool has
     /// more from the device than at the last sum, or some requests have passed since. A sum takes all
-    /// locks, so that not each request may make one.
+    /// locks, so that not each request may make one; where another thread is in a shard, a later
+    /// request does.
     pub(super) fn watch_peaks(&self) {
         if self.shards.count() == 1 {
             return;
         }
         let (reserved, known) = (self.ledger.reserved(), self.summed.load(Relaxed));
         let passed = self.slow_requests.fetch_add(1, Relaxed).wrapping_add(1);
-        if reserved > known + known / PART_OF_PEAK || passed.is_multiple_of(REQUESTS_OF_SUM) {
+        let is_due = reserved > known + known / PART_OF_PEAK;
+        if (is_due || passed.is_multiple_of(REQUESTS_OF_SUM)) && self.try_sum().is_some() {
             self.summed.store(reserved, Relaxed);
-            self.sum();
         }
     }
 
-    /// Bytes that several shards use of ranges, and the most of that, as of the last sum.
-    pub(super) fn last_used(&self) -> (u64, u64) {
-        let peaks = &*self.peaks.lock();
-        (peaks.used_now, peaks.used.max(peaks.used_lately))
+    /// Notes how many bytes several shards use of ranges. Returns the most of that.
+    pub(super) fn note_used(&self, used: u64) -> u64 {
+        let peaks = &mut *self.peaks.lock();
+        peaks.used = peaks.used.max(used);
+        peaks.used
     }
 
     /// The most bytes that several shards lent at once, as of the sums so far.

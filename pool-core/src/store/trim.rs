@@ -21,7 +21,7 @@ impl<A: DeviceAllocator> Store<A> {
             return self.free_deferred_of(home, true);
         }
         if A::MEMORY.allocating == Allocating::AtOnce && effort == Effort::Bounded {
-            return and(self.free_deferred_done(), || self.give_back_to_limit());
+            return and(self.free_deferred_done(home), || self.give_back_to_limit());
         }
         self.free_deferred_and_excess()
     }

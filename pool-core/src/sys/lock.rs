@@ -2,7 +2,8 @@
 //! can put threads to sleep. It is for sections of a few dozen instructions that are mostly
 //! uncontended.
 //!
-//! The lock is not fair. A thread that waits spins for a moment, yields, and then sleeps for moments.
+//! The lock is not fair. A thread that waits spins for a moment, yields, and then sleeps for moments,
+//! each time twice as long, with spins in between.
 #![expect(unsafe_code, reason = "`lock_api` asks for a promise")]
 
 use crate::sys::sync::atomic::{
@@ -27,6 +28,9 @@ const MIN_PAUSES: u32 = 4;
 const MAX_PAUSES: u32 = 256;
 const MAX_YIELDS: u32 = 8;
 const SLEEP: Duration = Duration::from_micros(50);
+/// A thread that sleeps again sleeps twice as long, up to 3.2 ms. Where far more threads than
+/// processors wait, those that look every 50 us take the processors from those that have a lock.
+const MAX_DOUBLINGS: u32 = 6;
 
 pub(crate) struct Swap(AtomicBool);
 
@@ -73,7 +77,7 @@ impl Swap {
             match rest(tries) {
                 Rest::Spin(pauses) => (0..pauses).for_each(|_| hint::spin_loop()),
                 Rest::Yield => thread::yield_now(),
-                Rest::Sleep => thread::sleep(SLEEP),
+                Rest::Sleep(doublings) => thread::sleep(SLEEP * (1 << doublings)),
             }
             if !self.0.swap(true, Acquire) {
                 return;
@@ -88,16 +92,22 @@ impl Swap {
 enum Rest {
     Spin(u32),
     Yield,
-    Sleep,
+    Sleep(u32),
 }
 
 /// What a thread does that has tried `tries` times in vain since it began to wait.
 fn rest(tries: u32) -> Rest {
     const SPINS: u32 = (MAX_PAUSES / MIN_PAUSES).ilog2() + 1;
+    const FIRST: u32 = SPINS + MAX_YIELDS;
     match tries {
         0..SPINS => Rest::Spin(MIN_PAUSES << tries),
-        _ if tries - SPINS < MAX_YIELDS => Rest::Yield,
-        _ => Rest::Sleep,
+        SPINS..FIRST => Rest::Yield,
+        // A thread that locks again and again has the lock nearly always: one try after a sleep
+        // would mostly be in vain.
+        _ => match (tries - FIRST) % (1 + SPINS) {
+            0 => Rest::Sleep(((tries - FIRST) / (1 + SPINS)).min(MAX_DOUBLINGS)),
+            spun => Rest::Spin(MIN_PAUSES << (spun - 1)),
+        },
     }
 }
 
@@ -108,11 +118,13 @@ mod tests {
     /// A thread of real-time priority that only yields would starve the thread that has the lock.
     #[test]
     fn a_long_wait_sleeps() {
-        let all: Vec<Rest> = (0..20).map(rest).collect();
+        let all: Vec<Rest> = (0..200).map(rest).collect();
         assert_eq!((&all[0], &all[6]), (&Rest::Spin(MIN_PAUSES), &Rest::Spin(MAX_PAUSES)));
         assert!(all[7..15].iter().all(|rest| *rest == Rest::Yield), "{all:?}");
-        assert!(all[15..].iter().all(|rest| *rest == Rest::Sleep), "{all:?}");
-        assert_eq!(rest(u32::MAX), Rest::Sleep);
+        assert_eq!(all[15..17], [Rest::Sleep(0), Rest::Spin(MIN_PAUSES)]);
+        assert_eq!(all[22..25], [Rest::Spin(MAX_PAUSES), Rest::Sleep(1), Rest::Spin(MIN_PAUSES)]);
+        let longest = all.iter().filter(|rest| **rest == Rest::Sleep(MAX_DOUBLINGS));
+        assert!(longest.count() > 10, "{all:?}");
     }
 
     #[test]

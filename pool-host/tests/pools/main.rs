@@ -1,6 +1,7 @@
 //! Pools of host memory. One program, since the code of a pool is compiled anew for each.
 
 mod alignment;
+mod beside;
 mod conformance;
 mod dumps;
 mod ecosystem;
