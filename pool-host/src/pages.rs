@@ -372,8 +372,8 @@ impl Pages {
         let Some((first, pages)) = self.freed_run(block) else { end_for(block) };
         if self.is_unmapping.load(Relaxed) {
             self.give_emptied(first, pages);
-        } else if let Some((first, pages)) = self.slots.put(first, pages, own_shard()) {
-            self.give_run(first, pages);
+        } else if let Some((older, its_pages)) = self.slots.put(first, pages, own_shard()) {
+            self.give_run(older, its_pages);
         } else if self.is_wet.load(Relaxed) {
             self.look();
         }

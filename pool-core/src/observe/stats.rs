@@ -12,8 +12,8 @@ use std::fmt;
 /// they may be off by what other threads do meanwhile.
 ///
 /// The peak of reserved bytes is exact, and with one shard all peaks are. A pool with several shards
-/// adds them up when it takes memory from the device and when figures are read, so its other peaks
-/// may miss what lay between two such calls.
+/// adds them up when figures are read, and when it takes memory from the device while no thread is in
+/// a shard, so its other peaks may miss what lay between two such calls.
 ///
 /// At rest, `requested <= allocated <= active <= reserved` holds. The peaks hold
 /// `requested <= allocated <= reserved`.

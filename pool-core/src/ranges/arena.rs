@@ -297,8 +297,8 @@ impl ArenaConfig {
             .max(used_peak.saturating_add(2 * page_bytes))
     }
 
-    /// Returns the bytes that growth may commit ahead of requests in so many shards. Each of several
-    /// is split by itself, so that they have the whole slack.
+    /// Returns the bytes that growth may commit ahead of requests in so many shards without streams.
+    /// Each of several is split by itself, so that they have the whole slack, with no reserve.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

@@ -545,6 +545,15 @@ fn two_pages_above_the_peak_may_stay_committed_however_large_they_are() {
 }
 
 #[test]
+fn several_shards_have_the_whole_slack() {
+    let config = ArenaConfig::pages(64 * KIB, 0.1);
+    let peak = 1000 * MIB;
+    assert_eq!(config.committed_limit(peak, 64 * KIB, 1), 1070 * MIB);
+    let of_four = config.committed_limit(peak, 64 * KIB, 4);
+    assert!((1099 * MIB..=1100 * MIB).contains(&of_four), "{of_four}");
+}
+
+#[test]
 fn a_placement_that_lacks_no_less_is_looked_at_for_its_calls() {
     let mut paged = Paged::new();
     let [first, _live, second, _end] = [4, 1, 4, 1].map(|pages| paged.allocate_pages(pages));

@@ -123,8 +123,8 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Executes the deferred frees that wait for no work: those that were seen done, or that queries
-    /// about the first few find done. Of the shards but `home`, those in which a thread is are left to
-    /// a later call.
+    /// about the first few find done. Of the shards but `home`, those in which a thread is when
+    /// they are looked at are left to a later call.
     pub(super) fn free_deferred_done(&self, home: usize) -> GivenBack {
         let clock = self.allocator.clock();
         let (mut given_back, mut refusal) = (0, None);

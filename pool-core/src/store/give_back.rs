@@ -135,13 +135,18 @@ impl<A: DeviceAllocator> Store<A> {
         state.lease
     }
 
-    /// Gives back all ranges that are above the cached limit.
-    pub(super) fn give_back_to_limit(&self) -> GivenBack {
+    /// Gives back all ranges that are above the cached limit: of all shards, or, for a request of the
+    /// shard `of`, of that and of those in which no thread is when they are looked at.
+    pub(super) fn give_back_to_limit(&self, of: Option<usize>) -> GivenBack {
         let (mut given_back, mut refusal) = (0, None);
         if !self.shape.is_arena() || self.is_unlimited() {
             return (0, None); // no block is kept above it
         }
         for at in 0..self.shards.count() {
+            let may_wait = of.is_none_or(|home| home == at);
+            if !may_wait && self.shards.try_lock(at).is_none() {
+                continue;
+            }
             let limit = self.limit_of(at);
             if self.shards.lock(at).excess(limit) == 0 {
                 continue;

@@ -96,6 +96,7 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Option<Plan<'s, A>> {
         let wanted = self.shape.range_request(request);
         // Bytes that buffers have, and their peak, are those of the whole pool.
+        self.shards.lock(at).publish_used(self.shards.published(at));
         let (used, used_peak) = self.used();
         let state = &mut *self.shards.lock(at);
         let placement = state.ranges.place(&wanted, requester)?;
@@ -109,7 +110,7 @@ impl<A: DeviceAllocator> Store<A> {
             }
             Backing::Pages(_) | Backing::Block => {
                 let peak = used_peak.max(used.saturating_add(wanted.bytes));
-                let shards = self.shards.count();
+                let shards = self.split_apart();
                 let most = config.committed_limit(peak, page, shards).min(limit);
                 let ahead = config.ahead_limit(peak, page, shards).min(limit);
                 (most, ahead.saturating_sub(needed))

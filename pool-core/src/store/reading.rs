@@ -52,7 +52,7 @@ impl<A: DeviceAllocator> Store<A> {
         // As they were published: who grows waits for no other shard.
         let shards = (0..count).map(|at| self.shards.published(at).used());
         let (used, lately) = shards.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
-        (used, self.note_used(used).max(lately))
+        (used, self.used_peak().max(used).max(lately))
     }
 
     /// The most bytes that were allocated at once.

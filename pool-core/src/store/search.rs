@@ -70,7 +70,7 @@ impl<A: DeviceAllocator> Store<A> {
             state.publish_used(self.shards.published(home));
             state.ranges.committed()
         };
-        let most = arena.committed_limit(self.used().1, page, self.shards.count());
+        let most = arena.committed_limit(self.used().1, page, self.split_apart());
         let others = (0..self.shards.count()).filter(|at| *at != home);
         let in_use = others.filter(|at| !self.shards.published(*at).is_idle(now)).count() + 1;
         self.ledger.reserved().saturating_add(missing) <= most
@@ -81,6 +81,12 @@ impl<A: DeviceAllocator> Store<A> {
     /// private pool is searched before.
     pub(super) fn searches(&self, request: &PoolRequest<'_, A>) -> bool {
         self.shape.is_arena() || (request.private.is_none() && request.class.is_cached())
+    }
+
+    /// How many shards of an arena are split each by itself and need slack for that. In memory with
+    /// streams a part of the slack is for pages that these still use.
+    pub(super) fn split_apart(&self) -> usize {
+        if A::Clock::HAS_STREAMS { 1 } else { self.shards.count() }
     }
 
     /// The stages 2 to 4. The request's own free list was searched, unless the effort is `All`.

@@ -202,11 +202,9 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    /// Notes how many bytes several shards use of ranges. Returns the most of that.
-    pub(super) fn note_used(&self, used: u64) -> u64 {
-        let peaks = &mut *self.peaks.lock();
-        peaks.used = peaks.used.max(used);
-        peaks.used
+    /// The most bytes that several shards used of ranges at once, as of the sums so far.
+    pub(super) fn used_peak(&self) -> u64 {
+        self.peaks.lock().used
     }
 
     /// The most bytes that several shards lent at once, as of the sums so far.

@@ -10,7 +10,7 @@ use std::time::Duration;
 impl<A: DeviceAllocator> Store<A> {
     /// Does the frees that drops deferred, and gives back cached memory above the cached limit.
     pub(crate) fn free_deferred_and_excess(&self) -> GivenBack {
-        and(self.free_deferred(), || self.give_back_to_limit())
+        and(self.free_deferred(), || self.give_back_to_limit(None))
     }
 
     /// As [`Store::free_deferred_and_excess`], for a request that needs the device. Where drops free
@@ -21,7 +21,7 @@ impl<A: DeviceAllocator> Store<A> {
             return self.free_deferred_of(home, true);
         }
         if A::MEMORY.allocating == Allocating::AtOnce && effort == Effort::Bounded {
-            return and(self.free_deferred_done(home), || self.give_back_to_limit());
+            return and(self.free_deferred_done(home), || self.give_back_to_limit(Some(home)));
         }
         self.free_deferred_and_excess()
     }

@@ -131,7 +131,7 @@ impl<A: DeviceAllocator> Store<A> {
         }
         if result.is_err() {
             // What passes the limit goes back with the next call that may; here that is this one.
-            let _ = self.give_back_to_limit();
+            let _ = self.give_back_to_limit(None);
         }
         result
     }

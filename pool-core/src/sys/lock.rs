@@ -82,7 +82,7 @@ impl Swap {
             if !self.0.swap(true, Acquire) {
                 return;
             }
-            tries = tries.saturating_add(1);
+            tries = tries.checked_add(1).unwrap_or(u32::MAX / 2); // the turns of spins and sleeps go on
         }
     }
 }
@@ -125,6 +125,7 @@ mod tests {
         assert_eq!(all[22..25], [Rest::Spin(MAX_PAUSES), Rest::Sleep(1), Rest::Spin(MIN_PAUSES)]);
         let longest = all.iter().filter(|rest| **rest == Rest::Sleep(MAX_DOUBLINGS));
         assert!(longest.count() > 10, "{all:?}");
+        assert!((u32::MAX - 8..u32::MAX).map(rest).any(|rest| rest == Rest::Sleep(MAX_DOUBLINGS)));
     }
 
     #[test]

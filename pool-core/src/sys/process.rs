@@ -61,9 +61,13 @@ fn begin(here: &Here) -> u32 {
 }
 
 /// Returns whether this is a child of `vfork`, which uses the memory of its parent. It makes a
-/// system call. False for a process whose parent did not call [`watch_forks`].
+/// system call. False where the parent did not call [`watch_forks`], and where the system cannot
+/// clear a page in a child.
 #[must_use]
 pub fn is_vfork_child() -> bool {
+    if !is_mapped() {
+        return false;
+    }
     let own = std::process::id();
     // A child that asks for the first time is taken for no child of `vfork`.
     let known = here().process.compare_exchange(0, own, Relaxed, Relaxed);
@@ -75,7 +79,6 @@ pub fn is_vfork_child() -> bool {
 /// It allocates nothing on Linux from 4.14 on.
 pub fn watch_forks() {
     extern "C" fn in_child() {
-        INHERITED.process.store(0, Relaxed);
         INHERITED.forks.store(LAST.fetch_add(1, Relaxed) + 1, Release);
     }
     // Without a lock, which could be held for ever in a child.
@@ -84,7 +87,6 @@ pub fn watch_forks() {
         return;
     }
     map_page();
-    let _ = (forks(), is_vfork_child()); // notes the numbers
     if !is_mapped() && !COUNTED.swap(true, Relaxed) {
         // SAFETY: registers a function that adds to a word, which is legal in a forked child. If
         // the system refuses for want of memory, a fork is not noticed.
@@ -105,6 +107,14 @@ fn map_page() {
     // SAFETY: `mmap` just mapped these bytes.
     let clears = unsafe { libc::madvise(page, BYTES, libc::MADV_WIPEONFORK) == 0 };
     let none = (&raw const INHERITED).cast_mut();
+    if clears {
+        // SAFETY: zero bytes are a valid `Here`, the page is larger, and is unmapped below only if no
+        // code has its address.
+        let here = unsafe { &*page.cast::<Here>() };
+        // The number of a process does not change.
+        here.forks.store(INHERITED.forks.load(Relaxed), Relaxed);
+        here.process.store(std::process::id(), Relaxed);
+    }
     if !clears || HERE.compare_exchange(none, page.cast(), AcqRel, Relaxed).is_err() {
         // SAFETY: as above; no code has the address.
         unsafe { libc::munmap(page, BYTES) };
@@ -154,6 +164,15 @@ mod tests {
         assert!(holds_in_child(|| forks() > own && !is_vfork_child()));
         assert!(holds_in_child(|| forks() == forks()));
         assert_eq!(forks(), own);
+    }
+
+    #[test]
+    fn the_number_of_a_process_does_not_change() {
+        // Another test may have begun to watch. That the number stays is so in each order.
+        let before = forks();
+        watch_forks();
+        assert_eq!(forks(), before);
+        assert_eq!(INHERITED.forks.load(Relaxed), before, "no test forks by the C library");
     }
 
     #[test]

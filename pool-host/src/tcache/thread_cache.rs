@@ -428,15 +428,15 @@ impl Held<'_> {
         batch
     }
 
-    /// Lets a bin hold more blocks, four times as many, unless the thread would hold more than `most`
+    /// Lets a bin hold more blocks, four times as many, or those with which the thread holds `most`
     /// bytes.
     pub(super) fn widen(&self, class: Class, most: usize) {
         let (cap, room) = (self.cap(class), &self.local.room);
         let first = if class.bytes() <= SMALL { 4 * FIRST } else { FIRST };
         let next = (4 * cap).max(first).min(largest_cap(class));
-        let wanted = room.load(Relaxed) + next.saturating_sub(cap) * class.bytes();
-        if wanted <= most {
-            self.set_cap(class, next);
+        let more = most.saturating_sub(room.load(Relaxed)) / class.bytes();
+        if next > cap && more > 0 {
+            self.set_cap(class, next.min(cap + more));
         }
     }
 

@@ -1,10 +1,10 @@
 //! A request does not wait for threads in other shards, while it can do without what these have.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use pool_core::check::PoolLock;
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, PoolBuilder};
 use pool_host::HostAllocator;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -25,7 +25,11 @@ fn work_beside_locked_shards(builder: PoolBuilder<HostAllocator>, misses: u64) {
         });
         done.send(pool.stats()).unwrap();
     });
-    let stats = is_done.recv_timeout(HANGS_AFTER).expect("a request waits for another shard");
+    let stats = match is_done.recv_timeout(HANGS_AFTER) {
+        Ok(stats) => stats,
+        Err(RecvTimeoutError::Timeout) => panic!("a request waits for another shard"),
+        Err(RecvTimeoutError::Disconnected) => panic!("the thread failed, as it says above"),
+    };
     assert_eq!((stats.allocations, stats.deallocations), (600, 600));
     assert!(stats.misses >= misses, "{stats}");
     assert!(stats.hits >= 300, "{stats}");
@@ -41,6 +45,7 @@ fn whole_blocks_do_not_wait_for_other_shards() {
 
 #[test]
 fn an_arena_that_grows_does_not_wait_for_other_shards() {
-    let builder = BucketPool::builder(HostAllocator::new());
-    work_beside_locked_shards(builder.arena(ArenaConfig::grow()), 16);
+    let builder = || BucketPool::builder(HostAllocator::new()).arena(ArenaConfig::grow());
+    work_beside_locked_shards(builder(), 16);
+    work_beside_locked_shards(builder().cached_limit(1 << 30), 16);
 }
