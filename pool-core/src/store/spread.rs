@@ -112,7 +112,11 @@ impl<A: DeviceAllocator> Store<A> {
         let first = &mut *all[0];
         if before == 1 {
             first.publish_all(self.shards.published(0), self.epoch.load(Relaxed));
-            self.leased.store(if is_limited { first.lease } else { 0 }, SeqCst);
+            if is_limited {
+                // What it does not use is for the other shards.
+                first.lease = first.lease.min(first.kept());
+                self.leased.store(first.lease, SeqCst);
+            }
             *self.peaks.lock() = Peaks {
                 live: first.accounts.live.now().1,
                 requested: first.accounts.requested.now().1,
