@@ -48,6 +48,13 @@ impl<A: DeviceAllocator> BucketPool<A> {
 
 impl<A: DeviceAllocator> BucketPool<A> {
     #[doc(hidden)]
+    /// Takes shards until there are `count`, or as many as the pool may have, as a pool does in which
+    /// threads take turns.
+    pub fn take_shards(&self, count: usize) {
+        self.store().spread_to(count);
+    }
+
+    #[doc(hidden)]
     /// Breaks an invariant inside of a call of this pool, so that a test sees what follows.
     ///
     /// # Panics

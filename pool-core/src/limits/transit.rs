@@ -22,8 +22,8 @@ crate::checker::thread_local! {
 #[derive(Debug, Default)]
 pub(crate) struct Transit {
     /// In the low 32 bits the number of blocks, ranges and reservations that threads have outside
-    /// of all lists. In the high 32 bits the number of the process (`forks`), because a forked child has none of
-    /// the threads whose pieces its parent counted.
+    /// of all lists. In the high 32 bits the number of the process (`forks`), because a forked child
+    /// has none of the threads whose pieces its parent counted.
     pieces: AtomicU64,
     /// The number of times that memory became available again: in a list of free memory, or under a
     /// limit.

@@ -86,6 +86,11 @@ impl<A: DeviceAllocator> Shards<A> {
         self.others.len() + 1
     }
 
+    /// What decides where a request begins.
+    pub(crate) fn homes(&self) -> Homes {
+        self.homes
+    }
+
     /// Where a request or a whole block that is freed begins.
     #[inline]
     pub(crate) fn home<K>(&self, key: &Key<K>, bytes: u64) -> usize {
@@ -158,6 +163,11 @@ impl<A: DeviceAllocator> Shards<A> {
     /// Locks a shard if no thread is in it.
     pub(crate) fn try_lock(&self, at: usize) -> Option<LockGuard<'_, State<A>>> {
         self.get(at).state.try_lock()
+    }
+
+    /// Locks a shard. For a request of the shard `of`, another one only if no thread is in it.
+    pub(crate) fn lock_for(&self, at: usize, of: Option<usize>) -> Option<LockGuard<'_, State<A>>> {
+        if of.is_none_or(|home| home == at) { Some(self.lock(at)) } else { self.try_lock(at) }
     }
 
     /// Locks all shards, in the order of their numbers.

@@ -144,8 +144,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// The marks of the first few deferred frees of a shard. `None` if it has none, and if a thread is
     /// in a shard that is not `home`.
     fn marks_of_deferred(&self, at: usize, home: usize) -> Option<Vec<MarkOf<A>>> {
-        let own = (at == home).then(|| self.shards.lock(at));
-        let mut state = own.or_else(|| self.shards.try_lock(at))?;
+        let mut state = self.shards.lock_for(at, Some(home))?;
         let mut asked = Vec::new();
         for record in state.deferred.iter_mut().take(ASKED) {
             record.marks.get_mut().all_are(|mark| {

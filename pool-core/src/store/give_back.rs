@@ -143,8 +143,7 @@ impl<A: DeviceAllocator> Store<A> {
             return (0, None); // no block is kept above it
         }
         for at in 0..self.shards.count() {
-            let may_wait = of.is_none_or(|home| home == at);
-            if !may_wait && self.shards.try_lock(at).is_none() {
+            if self.shards.lock_for(at, of).is_none() {
                 continue;
             }
             let limit = self.limit_of(at);

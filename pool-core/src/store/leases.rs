@@ -29,16 +29,7 @@ impl<A: DeviceAllocator> Store<A> {
         if let Some(leased) = [step, bytes].into_iter().find(|step| self.lease_more(*step, limit)) {
             return (leased, false);
         }
-        let (mut got, mut evicted) = (0, false);
-        for other in (0..self.shards.count()).filter(|other| *other != at) {
-            if got >= bytes {
-                return (got, evicted);
-            }
-            let state = &mut *self.shards.lock(other);
-            let spare = (state.lease - state.kept().min(state.lease)).min(step);
-            state.lease -= spare;
-            got += spare;
-        }
+        let (mut got, mut evicted) = (self.spare_leases(at, bytes, step), false);
         for _ in 0..EVICTIONS {
             if got >= bytes {
                 break;
@@ -48,6 +39,24 @@ impl<A: DeviceAllocator> Store<A> {
             evicted = true;
         }
         (got, evicted)
+    }
+
+    /// Takes what other shards leased and do not use until it is `bytes` bytes, at most `step` of each,
+    /// first of those in which no thread is.
+    fn spare_leases(&self, at: usize, bytes: u64, step: u64) -> u64 {
+        let mut got = 0;
+        for of in [Some(at), None] {
+            for other in (0..self.shards.count()).filter(|other| *other != at) {
+                if got >= bytes {
+                    return got;
+                }
+                let Some(mut state) = self.shards.lock_for(other, of) else { continue };
+                let spare = (state.lease - state.kept().min(state.lease)).min(step);
+                state.lease -= spare;
+                got += spare;
+            }
+        }
+        got
     }
 
     fn lease_more(&self, bytes: u64, limit: u64) -> bool {

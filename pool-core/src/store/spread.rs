@@ -2,7 +2,7 @@
 
 use crate::block::record::RecordOwner;
 use crate::port::DeviceAllocator;
-use crate::shard::{RoundEnd, State, Sum};
+use crate::shard::{Homes, RoundEnd, State, Sum};
 use crate::size::MIB;
 use crate::store::Store;
 use crate::sys::LockGuard;
@@ -12,6 +12,12 @@ use std::thread;
 
 /// Reserved bytes for each shard of an arena: a small one stays one heap.
 const BYTES_OF_SHARD: u64 = MIB;
+
+/// Fewer processors than this share one shard faster than shards of sizes: a thread that goes from
+/// size to size fetches another shard from another processor each time, while one that locks the same
+/// shard again often still has it. Two processors did 1.6 to 2.2 times as much with one; from how
+/// many on that turns is an estimate (`docs/decisions/041-shards.md`).
+const PROCESSORS_OF_SIZES: usize = 8;
 
 /// Peaks are summed up when the pool's bytes have grown by one part in this many, or after so many
 /// requests that are no hits.
@@ -32,15 +38,19 @@ pub(super) struct Peaks {
 
 /// How many shards a pool takes at most: twice the processors.
 pub(super) fn most() -> usize {
+    2 * processors()
+}
+
+fn processors() -> usize {
     // No `OnceLock`: a forked child would wait for ever where a thread of its parent was in it.
-    static MOST: AtomicUsize = AtomicUsize::new(0);
-    let known = MOST.load(Relaxed);
+    static PROCESSORS: AtomicUsize = AtomicUsize::new(0);
+    let known = PROCESSORS.load(Relaxed);
     if known > 0 {
         return known;
     }
-    let most = 2 * thread::available_parallelism().map_or(1, usize::from);
-    MOST.store(most, Relaxed);
-    most
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    PROCESSORS.store(processors, Relaxed);
+    processors
 }
 
 /// One of the shards that there were and those that came.
@@ -94,14 +104,16 @@ impl<A: DeviceAllocator> Store<A> {
     /// Takes twice as many shards as the pool had when it was crowded.
     #[cold]
     pub(super) fn spread(&self, crowded: usize) {
-        if self.shape.is_arena() && self.ledger.reserved() < crowded as u64 * BYTES_OF_SHARD {
-            return;
+        let is_small =
+            self.shape.is_arena() && self.ledger.reserved() < crowded as u64 * BYTES_OF_SHARD;
+        let by_size = self.shards.homes() == Homes::Size && processors() < PROCESSORS_OF_SIZES;
+        if !is_small && !by_size {
+            self.spread_to(2 * crowded);
         }
-        self.spread_to(2 * crowded);
     }
 
     /// Takes shards until there are `count`.
-    pub(super) fn spread_to(&self, count: usize) {
+    pub(crate) fn spread_to(&self, count: usize) {
         let by_size = self.classes.has_larger_blocks();
         let mut all = self.shards.lock_all();
         let (before, is_limited) = (all.len(), !self.is_unlimited());

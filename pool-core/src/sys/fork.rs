@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Release};
 /// The answer of a pool in this process: whether it can be used.
 #[derive(Debug)]
 pub(crate) struct ForkCheck {
-    /// The number of the process (`forks`) in which it was looked at last; [`UNUSABLE`] if it cannot be used here.
+    /// The number of the process (`forks`) in which it was looked at last; [`UNUSABLE`] if it cannot be
+    /// used here.
     forks_at_check: AtomicU32,
 }
 

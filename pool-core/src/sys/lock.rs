@@ -82,7 +82,7 @@ impl Swap {
             if !self.0.swap(true, Acquire) {
                 return;
             }
-            tries = tries.checked_add(1).unwrap_or(u32::MAX / 2); // the turns of spins and sleeps go on
+            tries = tries.wrapping_add(1); // after days of waiting it spins once more
         }
     }
 }

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use pool_core::check::{PoolLock, TestThreads};
-use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, PoolBuilder};
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, PoolBuilder};
 use pool_host::HostAllocator;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -11,6 +11,7 @@ use std::time::Duration;
 /// After this time a test fails that waits for a lock for ever.
 const HANGS_AFTER: Duration = Duration::from_mins(1);
 
+const SHARDS: usize = 4;
 /// Threads of which one at least has each shard as its home, whatever numbers other tests have taken.
 const THREADS: usize = 32;
 
@@ -23,7 +24,7 @@ fn work_beside_locked_shards(
     thread::spawn(move || {
         let mut threads = TestThreads::new(THREADS);
         for thread in 0..THREADS {
-            let pool = builder().shards(4).build();
+            let pool = builder().shards(SHARDS).build();
             threads.as_thread(thread, || {
                 pool.with_lock_held(PoolLock::OtherShards, || allocate_and_free(&pool));
             });
@@ -62,4 +63,45 @@ fn an_arena_that_grows_does_not_wait_for_other_shards() {
     let builder = || BucketPool::builder(HostAllocator::new()).arena(ArenaConfig::grow());
     work_beside_locked_shards(builder, 16);
     work_beside_locked_shards(move || builder().cached_limit(1 << 30), 16);
+}
+
+/// Returns for each shard the number of a thread whose home it is.
+fn thread_of_each_shard(threads: &mut TestThreads) -> Vec<usize> {
+    let home = |thread: usize| {
+        let pool = BucketPool::builder(HostAllocator::new()).shards(SHARDS).build();
+        threads.as_thread(thread, || drop(pool.allocate(KIB).unwrap()));
+        pool.check().free_by_shard.iter().position(|free| free.bytes > 0).unwrap()
+    };
+    let homes: Vec<usize> = (0..THREADS).map(home).collect();
+    (0..SHARDS).map(|shard| homes.iter().position(|home| *home == shard).unwrap()).collect()
+}
+
+#[test]
+fn a_free_leases_what_a_shard_without_a_thread_does_not_use() {
+    let (done, is_done) = channel();
+    thread::spawn(move || {
+        let mut threads = TestThreads::new(THREADS);
+        let of = thread_of_each_shard(&mut threads);
+        let builder = BucketPool::builder(HostAllocator::new()).policy(BucketPolicy::Exact);
+        let pool = builder.cached_limit(32 * MIB).shards(SHARDS).build();
+        let allocate =
+            |count: usize| -> Vec<_> { (0..count).map(|_| pool.allocate(MIB).unwrap()).collect() };
+        // The first two shards lease all of the limit, and use none of it.
+        let held: Vec<_> = (0..2)
+            .map(|shard| {
+                threads.as_thread(of[shard], || {
+                    drop(allocate(16));
+                    allocate(16)
+                })
+            })
+            .collect();
+        threads.as_thread(of[2], || {
+            pool.with_lock_held(PoolLock::Shard, || drop(allocate(4)));
+        });
+        let free = pool.check().free_by_shard;
+        drop(held);
+        done.send(free.iter().map(|free| free.bytes).collect::<Vec<u64>>()).unwrap();
+    });
+    let free = is_done.recv_timeout(HANGS_AFTER).expect("a free waits for the first shard");
+    assert_eq!(free, [0, 0, 4 * MIB, 0]);
 }
