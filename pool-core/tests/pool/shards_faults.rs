@@ -126,6 +126,22 @@ fn a_bucket_limit_holds_when_the_pool_takes_shards() {
 }
 
 #[test]
+fn a_pool_with_bucket_limits_stays_one_shard_on_few_processors() {
+    let shards = |limited: bool| {
+        let builder = BucketPool::builder(crate::shards::Plain::default());
+        let builder = if limited { builder.bucket_limit(3) } else { builder };
+        let (pool, mut threads) = (builder.build(), TestThreads::new(2));
+        for turn in 0..20_000 {
+            threads.as_thread(turn % 2, || drop(pool.allocate(100).unwrap()));
+        }
+        pool.check().free_by_shard.len()
+    };
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    assert!(shards(false) > 1);
+    assert_eq!(shards(true) > 1, processors >= 8, "{processors} processors");
+}
+
+#[test]
 fn a_block_that_another_thread_frees_late_serves_a_request_that_would_be_refused() {
     type Late = Mutex<Option<PooledBuffer<Hooked<SimDevice>>>>;
     struct FreesLate(Arc<AtomicU64>, Arc<Late>);
