@@ -56,7 +56,7 @@ pub(crate) struct State<A: DeviceAllocator> {
     pub(crate) allocated_peak: u64,
     /// The most free bytes at once, of whole blocks.
     pub(crate) blocks_peak: u64,
-    /// Bytes of whole blocks that may be free here.
+    /// Bytes that may be free here, of whole blocks or of ranges.
     pub(crate) lease: u64,
     /// Larger blocks are not kept.
     pub(crate) largest: u64,
@@ -71,7 +71,7 @@ pub(crate) struct State<A: DeviceAllocator> {
 
 impl<A: DeviceAllocator> State<A> {
     /// An empty shard. `split`: how memory is split; `None` for whole blocks. `by_size`: larger
-    /// blocks may serve. `lease`: bytes of whole blocks that may be free here.
+    /// blocks may serve. `lease`: bytes that may be free here.
     pub(crate) fn new(
         number: u32,
         split: Option<(ArenaConfig, Backing)>,

@@ -70,10 +70,11 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> (usize, LockGuard<'_, State<A>>, bool) {
         let mut evicted = false;
         loop {
-            let at = self.shard_of(record);
+            let (at, count) = (self.shard_of(record), self.shards.count());
             evicted |= self.make_lease(at, record, limit);
             let state = self.shards.lock(at);
-            if !self.has_moved(record, at) {
+            // Where the pool took shards, this one has not the room any more that it had.
+            if self.shards.count() == count {
                 return (at, state, evicted);
             }
         }

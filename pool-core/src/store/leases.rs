@@ -26,10 +26,10 @@ impl<A: DeviceAllocator> Store<A> {
     /// a shard. Returns it, and whether blocks were evicted for it.
     pub(super) fn lease(&self, at: usize, bytes: u64, limit: u64) -> (u64, bool) {
         let step = bytes.max(limit / PARTS);
-        if let Some(leased) = [step, bytes].into_iter().find(|step| self.lease_more(*step, limit)) {
-            return (leased, false);
+        let (mut got, mut evicted) = (self.lease_more(bytes, step, limit), false);
+        if got < bytes {
+            got += self.spare_leases(at, bytes - got, step);
         }
-        let (mut got, mut evicted) = (self.spare_leases(at, bytes, step), false);
         for _ in 0..EVICTIONS {
             if got >= bytes {
                 break;
@@ -59,9 +59,14 @@ impl<A: DeviceAllocator> Store<A> {
         got
     }
 
-    fn lease_more(&self, bytes: u64, limit: u64) -> bool {
-        let fits = |leased: u64| leased.checked_add(bytes).filter(|sum| *sum <= limit);
-        self.leased.try_update(SeqCst, SeqCst, fits).is_ok()
+    /// Takes a part of the limit that no shard has leased: `step` bytes, as many as are missing if it
+    /// is not as large, or the rest.
+    fn lease_more(&self, bytes: u64, step: u64, limit: u64) -> u64 {
+        let part = |leased: u64| match limit.saturating_sub(leased) {
+            room if room >= step => step,
+            room => room.min(bytes),
+        };
+        part(self.leased.update(SeqCst, SeqCst, |leased| leased + part(leased)))
     }
 
     /// Gives a shard room for a block under the cached limit, if it can and the block may stay. Returns

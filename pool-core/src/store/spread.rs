@@ -13,11 +13,11 @@ use std::thread;
 /// Reserved bytes for each shard of an arena: a small one stays one heap.
 const BYTES_OF_SHARD: u64 = MIB;
 
-/// Fewer processors than this share one shard faster than shards of sizes: a thread that goes from
-/// size to size fetches another shard from another processor each time, while one that locks the same
-/// shard again often still has it. Two processors did 1.6 to 2.2 times as much with one; from how
-/// many on that turns is an estimate (`docs/decisions/041-shards.md`).
-const PROCESSORS_OF_SIZES: usize = 8;
+/// With fewer processors than this a pool whose shards are those of sizes stays one. A thread that goes
+/// from size to size fetches another shard from another processor each time, while one that locks the
+/// same shard again often still has it. Two processors did 1.2 to 2.1 times as much with one shard; from
+/// how many on that turns is an estimate (`docs/decisions/041-shards.md`).
+const PROCESSORS_OF_SIZES: usize = if cfg!(any(loom, shuttle)) { 1 } else { 8 };
 
 /// Peaks are summed up when the pool's bytes have grown by one part in this many, or after so many
 /// requests that are no hits.

@@ -7,8 +7,8 @@ use pool_core::check::TestThreads;
 use pool_core::limits::{CachedLimit, Retention};
 use pool_core::port::{Limit, Memory, Order, Request};
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PooledBuffer,
-    StreamClock, Why,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PoolBuilder,
+    PooledBuffer, StreamClock, Why,
 };
 use pool_sim::{Call, Claims, Hooked, Hooks, MappedSim, SimDevice};
 use std::panic::resume_unwind;
@@ -107,38 +107,60 @@ fn peaks_that_were_reset_follow_a_smaller_pool() {
 
 #[test]
 fn a_bucket_limit_holds_when_the_pool_takes_shards() {
-    let plain = crate::shards::Plain::default();
-    let pool = BucketPool::builder(plain).policy(BucketPolicy::Exact).bucket_limit(3).build();
-    let sizes: Vec<u64> = (1..=16).map(|step| step * 4 * KIB).collect();
-    let of_size = |bytes: &u64| (0..6).map(|_| pool.allocate(*bytes).unwrap()).collect();
-    let mut live: Vec<Vec<_>> = sizes.iter().map(of_size).collect();
-    for of in &mut live {
-        of.truncate(3); // three of each are free
+    for cached_limit in [None, Some(4 * MIB), Some(MIB)] {
+        let builder = BucketPool::builder(crate::shards::Plain::default());
+        let builder = builder.policy(BucketPolicy::Exact).bucket_limit(3);
+        let pool = match cached_limit {
+            Some(bytes) => builder.cached_limit(bytes).build(),
+            None => builder.build(),
+        };
+        let sizes: Vec<u64> = (1..=16).map(|step| step * 4 * KIB).collect();
+        let of_size = |bytes: &u64| (0..6).map(|_| pool.allocate(*bytes).unwrap()).collect();
+        let mut live: Vec<Vec<_>> = sizes.iter().map(of_size).collect();
+        for (left, shards) in [(4, 2), (2, 4), (0, 16)] {
+            live.iter_mut().for_each(|of| of.truncate(left));
+            pool.take_shards(shards);
+            pool.check();
+        }
+        assert!(pool.check().free_by_shard.len() > 2, "the pool took shards");
+        let counts = pool.cached_buffers();
+        assert!(counts.values().all(|count| *count <= 3), "{counts:?}");
+        let (cached, all) = (pool.stats().cached_bytes, 3 * sizes.iter().sum::<u64>());
+        let most = cached_limit.unwrap_or(all).min(all);
+        assert!(cached <= most && cached + 64 * KIB > most, "{cached} of {most} bytes");
     }
-    drop(pool.allocate(100).unwrap());
-    pool.take_shards(16);
-    drop(live);
-    assert!(pool.check().free_by_shard.len() > 1, "the pool took shards");
-    let counts = pool.cached_buffers();
-    assert!(counts.values().all(|count| *count <= 3), "{counts:?}");
-    assert_eq!(counts.values().sum::<usize>(), 3 * 16 + 1);
-    pool.check();
 }
 
 #[test]
 fn a_pool_with_bucket_limits_stays_one_shard_on_few_processors() {
-    let shards = |limited: bool| {
-        let builder = BucketPool::builder(crate::shards::Plain::default());
-        let builder = if limited { builder.bucket_limit(3) } else { builder };
+    let shards = |builder: PoolBuilder<crate::shards::Plain>| {
         let (pool, mut threads) = (builder.build(), TestThreads::new(2));
         for turn in 0..20_000 {
             threads.as_thread(turn % 2, || drop(pool.allocate(100).unwrap()));
         }
         pool.check().free_by_shard.len()
     };
+    let builder = || BucketPool::builder(crate::shards::Plain::default());
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    assert!(shards(false) > 1);
-    assert_eq!(shards(true) > 1, processors >= 8, "{processors} processors");
+    assert!(shards(builder()) > 1);
+    assert_eq!(shards(builder().bucket_limit(3)) > 1, processors >= 8, "{processors} processors");
+    assert_eq!(shards(builder().bucket_limit(3).shards(4)), 4);
+}
+
+#[test]
+fn what_is_left_of_the_cached_limit_serves_a_larger_block() {
+    let cached_after = |shards: usize| {
+        let builder = BucketPool::builder(crate::shards::Plain::default());
+        let builder = builder.policy(BucketPolicy::Exact).cached_limit(10 * MIB);
+        let pool = builder.shards(shards).build();
+        let blocks: Vec<_> = (0..8).map(|_| pool.allocate(MIB).unwrap()).collect();
+        let large = pool.allocate(4 * MIB).unwrap();
+        drop(blocks);
+        drop(large); // 2 MiB are left: two blocks go
+        pool.check();
+        pool.stats().cached_bytes
+    };
+    assert_eq!((cached_after(1), cached_after(4)), (10 * MIB, 10 * MIB));
 }
 
 #[test]
