@@ -495,6 +495,31 @@ fn a_block_that_must_move_takes_its_memory_along() {
 }
 
 #[test]
+fn a_short_block_is_copied_to_pages_that_have_memory() {
+    for (mib, left) in [(2, 2 * MIB / PAGE), (4, 0)] {
+        let pages = Pages::new();
+        let filled = |bytes: usize| {
+            let block = pages.take(bytes, 1).expect("there is memory").block;
+            // SAFETY: the test owns the block.
+            unsafe { block.write_bytes(7, bytes) };
+            block
+        };
+        let (block, _wall) = (filled(mib * MIB), filled(PAGE));
+        let (to, _wall) = (filled(2 * mib * MIB), filled(PAGE));
+        // SAFETY: the test owns both blocks, and uses the result in place of the one that grows.
+        let moved = unsafe {
+            pages.give(to);
+            pages.give_back_slots();
+            pages.resize_or_move(block, mib * MIB, mib * MIB + MIB, 1)
+        };
+        assert_eq!(moved, Some(to), "{mib} MiB");
+        assert_eq!(resident(block, mib * MIB), left, "pages that {mib} MiB have left");
+        // SAFETY: the block has that byte.
+        assert_eq!(unsafe { to.add(mib * MIB - 1).read() }, 7);
+    }
+}
+
+#[test]
 fn arrays_that_grow_in_turns_copy_little() {
     let pages = Pages::new();
     let take = || pages.take(64 << 10, 1).expect("there is memory").block;
