@@ -118,7 +118,9 @@ fn a_bucket_limit_holds_when_the_pool_takes_shards() {
         let of_size = |bytes: &u64| (0..6).map(|_| pool.allocate(*bytes).unwrap()).collect();
         let mut live: Vec<Vec<_>> = sizes.iter().map(of_size).collect();
         for (left, shards) in [(4, 2), (2, 4), (0, 16)] {
-            live.iter_mut().for_each(|of| of.truncate(left));
+            for of in &mut live {
+                of.truncate(left);
+            }
             pool.take_shards(shards);
             pool.check();
         }
