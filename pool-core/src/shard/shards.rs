@@ -165,7 +165,8 @@ impl<A: DeviceAllocator> Shards<A> {
         self.get(at).state.try_lock()
     }
 
-    /// Locks a shard. For a request of the shard `of`, another one only if no thread is in it.
+    /// Locks a shard. For a request of the shard `of`, another one only if no thread is in it; without
+    /// `of`, any.
     pub(crate) fn lock_for(&self, at: usize, of: Option<usize>) -> Option<LockGuard<'_, State<A>>> {
         if of.is_none_or(|home| home == at) { Some(self.lock(at)) } else { self.try_lock(at) }
     }

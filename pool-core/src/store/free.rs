@@ -70,7 +70,9 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> (usize, LockGuard<'_, State<A>>, bool) {
         let mut evicted = false;
         loop {
-            let (at, count) = (self.shard_of(record), self.shards.count());
+            // The count first: if it is the same under the lock, the shard was chosen by it.
+            let count = self.shards.count();
+            let at = self.shard_of(record);
             evicted |= self.make_lease(at, record, limit);
             let state = self.shards.lock(at);
             // Where the pool took shards, this one has not the room any more that it had.

@@ -30,7 +30,8 @@ impl<A: DeviceAllocator> Store<A> {
         if got < bytes {
             got += self.spare_leases(at, bytes - got, step);
         }
-        for _ in 0..EVICTIONS {
+        let evictions = if self.shape.is_arena() { 0 } else { EVICTIONS };
+        for _ in 0..evictions {
             if got >= bytes {
                 break;
             }
@@ -44,13 +45,17 @@ impl<A: DeviceAllocator> Store<A> {
     /// Takes what other shards leased and do not use until it is `bytes` bytes, at most `step` of each,
     /// first of those in which no thread is.
     fn spare_leases(&self, at: usize, bytes: u64, step: u64) -> u64 {
-        let mut got = 0;
+        let (mut got, mut seen) = (0, 1_u64 << at);
         for of in [Some(at), None] {
-            for other in (0..self.shards.count()).filter(|other| *other != at) {
+            for other in 0..self.shards.count() {
                 if got >= bytes {
                     return got;
                 }
+                if seen & 1 << other != 0 {
+                    continue;
+                }
                 let Some(mut state) = self.shards.lock_for(other, of) else { continue };
+                seen |= 1 << other;
                 let spare = (state.lease - state.kept().min(state.lease)).min(step);
                 state.lease -= spare;
                 got += spare;
@@ -59,8 +64,8 @@ impl<A: DeviceAllocator> Store<A> {
         got
     }
 
-    /// Takes a part of the limit that no shard has leased: `step` bytes, as many as are missing if it
-    /// is not as large, or the rest.
+    /// Takes a part of the limit that no shard has leased: `step` bytes if there are as many, else
+    /// `bytes`, else all that are left.
     fn lease_more(&self, bytes: u64, step: u64, limit: u64) -> u64 {
         let part = |leased: u64| match limit.saturating_sub(leased) {
             room if room >= step => step,

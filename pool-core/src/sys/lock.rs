@@ -82,7 +82,7 @@ impl Swap {
             if !self.0.swap(true, Acquire) {
                 return;
             }
-            tries = tries.wrapping_add(1); // after days of waiting it spins once more
+            tries = tries.wrapping_add(1); // after days of waiting it begins anew
         }
     }
 }
