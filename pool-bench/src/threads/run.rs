@@ -18,8 +18,7 @@ const ROUNDS: usize = 5;
 /// How long a contender runs in a round.
 const TIME: Duration = Duration::from_millis(30);
 /// Operations of each thread before that, if they take no longer than four times [`TIME`]: a pool is
-/// new in each round. A global allocator has been warm since the first round, and runs for a quarter
-/// of [`TIME`].
+/// new in each round, and a global allocator may have given memory back since its last one.
 const TO_WARM_UP: u64 = 100_000;
 /// Operations between two looks at the clock.
 const BETWEEN: u32 = 16;
@@ -141,10 +140,7 @@ impl OnHeap for FreeRun {
         let work = |number: usize| {
             let mut worker = Worker::new(heap, self.load, &mail, number);
             (0..2 * self.load.live).for_each(|_| worker.operation());
-            match self.load.group {
-                HeapGroup::Pools => warm_up(&mut worker, between, 4 * self.time),
-                HeapGroup::Allocators => warm_up(&mut worker, between, self.time / 4),
-            }
+            warm_up(&mut worker, between, 4 * self.time);
             // All threads are timed at once: from here until the first has had its time.
             start.wait();
             run_for(&mut worker, between, self.time, &stop)
