@@ -553,7 +553,5 @@ fn thread_pointer() -> usize {
 #[inline]
 #[cfg(not(any(pool_counts, all(target_arch = "x86_64", not(miri)))))]
 fn thread_pointer() -> usize {
-    // SAFETY: `pthread_self` has no preconditions.
-    let thread = unsafe { libc::pthread_self() };
-    usize::try_from(thread).unwrap_or(0)
+    crate::system::thread_identity()
 }

@@ -222,6 +222,23 @@ pub(crate) fn thread_number() -> i32 {
     unsafe { libc::gettid() }
 }
 
+/// Returns a number of the calling thread, never 0. The thread's copy in a forked child has the same
+/// number. It asks the C library, without a call of the system.
+#[cfg_attr(
+    target_env = "musl",
+    expect(
+        clippy::transmutes_expressible_as_ptr_casts,
+        reason = "a cast of glibc's would be lossy"
+    )
+)]
+pub(crate) fn thread_identity() -> usize {
+    // SAFETY: `pthread_self` has no preconditions.
+    let thread = unsafe { libc::pthread_self() };
+    // SAFETY: `pthread_t` is a number of the width of a pointer (glibc) or a pointer (musl), of
+    // which no bit is undefined: the address of the thread's control block in both.
+    unsafe { std::mem::transmute::<libc::pthread_t, usize>(thread) }
+}
+
 /// Returns whether this process has a thread of that number.
 pub(crate) fn has_thread(number: i32) -> bool {
     // SAFETY: `getpid` has no preconditions.

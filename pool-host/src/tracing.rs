@@ -118,8 +118,7 @@ pub fn is_on() -> bool {
 
 /// Returns a number of the calling thread.
 fn thread() -> u64 {
-    // SAFETY: it has no preconditions.
-    unsafe { libc::pthread_self() }
+    system::thread_identity() as u64
 }
 
 fn push(words: impl FnOnce(u64) -> [u64; 7]) {

@@ -68,7 +68,8 @@ pub(super) fn create(run: Run, stack: usize) -> bool {
 }
 
 fn create_with(run: Run, attributes: &libc::pthread_attr_t) -> bool {
-    let (mut thread, mut before) = (0, system::no_signals());
+    let mut thread = MaybeUninit::<libc::pthread_t>::uninit();
+    let mut before = system::no_signals();
     // The new thread inherits the mask of this one.
     let block = |set: &libc::sigset_t, old: *mut libc::sigset_t| {
         // SAFETY: `set` is a reference to an initialised set. `old` is null, or points to `before`,
@@ -79,13 +80,14 @@ fn create_with(run: Run, attributes: &libc::pthread_attr_t) -> bool {
     // SAFETY: `thread` is a live local variable, which the call writes to, and the attributes are
     // initialised. `run` has the signature that is asked for, and lives as long as the process.
     let failed =
-        unsafe { libc::pthread_create(&raw mut thread, attributes, run, ptr::null_mut()) != 0 };
+        unsafe { libc::pthread_create(thread.as_mut_ptr(), attributes, run, ptr::null_mut()) != 0 };
     block(&before, ptr::null_mut());
     if failed {
         return false;
     }
-    // SAFETY: `pthread_create` succeeded, so `thread` is a joinable thread. No code joins or
-    // detaches it elsewhere.
+    // SAFETY: `pthread_create` succeeded, so it has written a thread.
+    let thread = unsafe { thread.assume_init() };
+    // SAFETY: `thread` is joinable, since it was created so. No code joins or detaches it elsewhere.
     unsafe { libc::pthread_detach(thread) };
     true
 }
@@ -134,9 +136,10 @@ fn run_as_main_thread() {
     let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, main) };
     let ordinary = [libc::SCHED_BATCH, libc::SCHED_IDLE].map(c_long::from);
     let ordinary = ordinary.into_iter().find(|ordinary| *ordinary == policy);
-    let priority = libc::sched_param { sched_priority: 0 };
+    // The system's `sched_param` (sched_setscheduler(2)): one number. musl's has further fields.
+    let priority: c_int = 0;
     let policy = ordinary.unwrap_or(c_long::from(libc::SCHED_OTHER));
-    // SAFETY: the system reads one `sched_param`, which lives through the call.
+    // SAFETY: the system reads one number, which lives through the call.
     unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const priority) };
     // The system call returns 20 - nice, so that no result looks like an error.
     // SAFETY: the call takes two numbers and returns one.

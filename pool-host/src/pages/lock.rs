@@ -94,8 +94,8 @@ impl<T> ForkLock<T> {
     fn enter_process(&self, generation: u32) {
         let before = self.generation.load(Acquire);
         // Before the exchange: the threads of this process take the lock after it.
-        let is_held =
-            self.state.load(Acquire) != FREE && self.forking.load(Relaxed) != own_number();
+        let is_held = self.state.load(Acquire) != FREE
+            && self.forking.load(Relaxed) != system::thread_identity();
         let is_first =
             self.generation.compare_exchange(before, generation, AcqRel, Relaxed).is_ok();
         if before != 0 && before != generation && is_first && is_held {
@@ -119,7 +119,7 @@ impl<T> ForkLock<T> {
     /// `None`, without waiting, if another thread does.
     #[cold]
     fn wait(&self) -> Option<Hold> {
-        let own = own_number();
+        let own = system::thread_identity();
         for _ in 0..LOOKS {
             if self.try_hold() {
                 return Some(Hold::Taken);
@@ -142,7 +142,7 @@ impl<T> ForkLock<T> {
     /// Takes the lock before a fork, for the calling thread. Waits for forks of other threads.
     pub(crate) fn before_fork(&self) {
         self.note_process();
-        let own = own_number();
+        let own = system::thread_identity();
         // Only the first try may leave the state HELD: later, others may sleep.
         let is_held = self.try_hold();
         while !is_held && self.state.swap(AWAITED, AcqRel) != FREE {
@@ -167,7 +167,7 @@ impl<T> ForkLock<T> {
     /// nothing if this thread did not take it, which happens if the handlers were registered, or
     /// the value was made known to them, during the fork.
     pub(crate) fn after_fork(&self, work: impl FnOnce(&mut T)) {
-        if self.forking.load(Relaxed) != own_number() {
+        if self.forking.load(Relaxed) != system::thread_identity() {
             return;
         }
         if self.nested.load(Relaxed) > 0 {
@@ -185,7 +185,7 @@ impl<T> ForkLock<T> {
     /// the lock, no thread of the child ever gets it.
     pub(crate) fn in_child(&self, work: impl FnOnce(&mut T)) {
         self.generation.store(forks(), Relaxed);
-        if self.forking.load(Relaxed) == own_number() {
+        if self.forking.load(Relaxed) == system::thread_identity() {
             self.after_fork(work);
         } else if self.state.load(Relaxed) != FREE {
             self.forking.store(LOST, Relaxed);
@@ -200,11 +200,4 @@ enum Hold {
     Taken,
     /// It forks, and releases the lock after that.
     ForFork,
-}
-
-/// Returns a number of this thread. The thread's copy in a forked child has the same number.
-fn own_number() -> usize {
-    // SAFETY: `pthread_self` has no preconditions.
-    let number = unsafe { libc::pthread_self() };
-    usize::try_from(number).unwrap_or(NOBODY)
 }
