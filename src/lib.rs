@@ -78,3 +78,19 @@ pub use pool_sim::conformance;
 pub mod check {
     pub use pool_core::check::*;
 }
+
+/// The programs of the pages, which compile and run as doc tests.
+#[cfg(all(doctest, feature = "sim", feature = "host"))]
+mod pages {
+    macro_rules! pages {
+        ($($name:ident: $path:literal,)*) => {
+            $(#[doc = include_str!($path)] mod $name {})*
+        };
+    }
+    pages! {
+        coming_from: "../docs/coming-from.md",
+        policies: "../docs/policies.md",
+        sim: "../docs/sim.md",
+        tcache: "../docs/tcache.md",
+    }
+}

@@ -1,4 +1,4 @@
-//! The program of `examples/on_cuda.rs` on the double of libcuda: it runs the calls of a real one,
+//! The program of `examples/tiles.rs` on the double of libcuda: it runs the calls of a real one,
 //! and no GPU.
 #![cfg(feature = "cuda")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]

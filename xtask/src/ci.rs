@@ -108,8 +108,8 @@ fn examples_on_wgpu() -> Vec<Vec<String>> {
         return Vec::new();
     }
     let example = |name| words(&format!("run --quiet --locked --all-features --example {name}"));
-    let mut examples =
-        ["on_wgpu", "wgpu_elementwise", "wgpu_frames", "engines"].map(example).to_vec();
+    let mut examples = ["wgpu_elementwise", "wgpu_frames", "engines"].map(example).to_vec();
+    examples.push(words("run --quiet --locked --features wgpu --example tiles"));
     // In the workspace's folder, so that wgpu is built once.
     examples.push(words(&format!(
         "run --quiet --locked --target-dir target --manifest-path {EGUI}/Cargo.toml"
