@@ -3,8 +3,8 @@
 //! ```console
 //! cargo run --example tiles                      # host memory
 //! cargo run --example tiles --features sim       # a simulated device
-//! cargo run --example tiles --features wgpu      # wgpu buffers
 //! cargo run --example tiles --features cuda      # VRAM
+//! cargo run --example tiles --features wgpu      # wgpu buffers
 //! ```
 //!
 //! A library does the same: [`memory`] is the one place that names a backend, and the rest is written
@@ -18,22 +18,22 @@ mod tiles;
 use bucketpool::{DeviceError, Transfer};
 use std::error::Error;
 
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", not(feature = "wgpu")))]
 fn memory() -> Result<impl Transfer, DeviceError> {
     bucketpool::cuda::CudaAllocator::new(0)
 }
 
-#[cfg(all(feature = "wgpu", not(feature = "cuda")))]
+#[cfg(feature = "wgpu")]
 fn memory() -> Result<impl Transfer, DeviceError> {
     bucketpool::wgpu::WgpuAllocator::on_default_adapter()
 }
 
-#[cfg(all(feature = "sim", not(any(feature = "wgpu", feature = "cuda"))))]
+#[cfg(all(feature = "sim", not(any(feature = "cuda", feature = "wgpu"))))]
 fn memory() -> Result<impl Transfer, DeviceError> {
     Ok(bucketpool::sim::SimDevice::new())
 }
 
-#[cfg(not(any(feature = "sim", feature = "wgpu", feature = "cuda")))]
+#[cfg(not(any(feature = "sim", feature = "cuda", feature = "wgpu")))]
 fn memory() -> Result<impl Transfer, DeviceError> {
     Ok(bucketpool::host::HostAllocator::new())
 }
