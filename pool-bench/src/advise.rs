@@ -382,6 +382,9 @@ impl Choice {
     #[must_use]
     pub fn toml(&self) -> String {
         let config = toml::to_string(&self.config).unwrap_or_default();
-        format!("# {}\n# PoolConfig::pool reads this file.\n{config}", self.sentence())
+        format!(
+            "# {}\n# A program reads it by toml::from_str::<PoolConfig>(&text)?.pool(memory)?\n{config}",
+            self.sentence()
+        )
     }
 }

@@ -2,6 +2,7 @@
 //! Counts repeat where times do not, so this is how small costs are judged on a busy machine.
 
 use serde_json::Value;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -10,6 +11,9 @@ use std::process::{Command, ExitCode};
 
 /// The counts that are checked in, below the root.
 const SNAPSHOT: &str = "pool-bench/instructions.json";
+/// The page that shows them, and the head of its table.
+const PAGE: &str = "docs/benchmarks.md";
+const HEAD: &str = "| path | instructions |\n|---|---:|\n";
 /// A path may take this many hundredths of its snapshot.
 const MOST: u64 = 105;
 /// Pairs of the two runs whose difference is counted, so that start and end do not count.
@@ -41,6 +45,12 @@ pub(crate) fn run(root: &Path, program: &Path, further: &[String]) -> ExitCode {
         let text = serde_json::to_string_pretty(&counts).unwrap_or_default();
         if let Err(error) = fs::write(&file, format!("{text}\n")) {
             eprintln!("error: {SNAPSHOT}: {error}");
+            return ExitCode::FAILURE;
+        }
+        if let Err(error) = with_table(root, &counts)
+            .and_then(|page| fs::write(root.join(PAGE), page).map_err(|error| error.to_string()))
+        {
+            eprintln!("error: {PAGE}: {error}");
             return ExitCode::FAILURE;
         }
     }
@@ -87,6 +97,33 @@ fn collected(program: &Path, path: &str, pairs: u64) -> Result<u64, String> {
     let line = said.lines().find_map(|line| line.split_once("Collected :"));
     let count = line.and_then(|(_, count)| count.trim().parse().ok());
     count.filter(|_| output.status.success()).ok_or_else(|| format!("`{path}`: callgrind: {said}"))
+}
+
+/// What is wrong with the table of the page: it is that of the snapshot.
+pub(crate) fn check_page(root: &Path) -> Vec<String> {
+    let there = fs::read_to_string(root.join(PAGE)).unwrap_or_default();
+    match with_table(root, &read(&root.join(SNAPSHOT))) {
+        Ok(page) if page == there => Vec::new(),
+        Ok(_) => vec![format!(
+            "{PAGE}: the table of instructions is not {SNAPSHOT}; \
+             `cargo xtask bench --instructions --update` writes both"
+        )],
+        Err(why) => vec![format!("{PAGE}: {why}")],
+    }
+}
+
+/// The page with a table of these counts, the dearest path first.
+fn with_table(root: &Path, counts: &BTreeMap<String, u64>) -> Result<String, String> {
+    let page = fs::read_to_string(root.join(PAGE)).map_err(|error| error.to_string())?;
+    let (before, rest) =
+        page.split_once(HEAD).ok_or_else(|| format!("no table; expected the line {HEAD:?}"))?;
+    let after: String =
+        rest.split_inclusive('\n').skip_while(|line| line.starts_with('|')).collect();
+    let mut rows: Vec<_> = counts.iter().collect();
+    rows.sort_by_key(|(name, count)| (Reverse(**count), (*name).clone()));
+    let row = |(name, count): &(&String, &u64)| format!("| {name} | {count} |\n");
+    let rows = rows.iter().map(row).collect::<Vec<_>>().concat();
+    Ok([before, HEAD, &rows, &after].concat())
 }
 
 fn read(file: &PathBuf) -> BTreeMap<String, u64> {

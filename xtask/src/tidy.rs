@@ -1,6 +1,6 @@
 //! `cargo xtask tidy`: rules that no compiler checks. Each fault says how to comply.
 
-use crate::{commits, layers, links, shape, size, source};
+use crate::{commits, instructions, layers, links, shape, size, source};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -29,6 +29,7 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         shape::lengths(root),
         shape::twins(root),
         size::check(root),
+        instructions::check_page(root),
         commits::check(root, options.commits.as_deref()),
     ]
     .concat();
