@@ -22,6 +22,12 @@ const OTHER_TESTS: [&str; 4] = [
     "test --locked --package pool-core --test mistakes",
 ];
 
+/// Tests of host memory as static programs: they run on musl's C library.
+const ON_MUSL: &str = "test --locked --target x86_64-unknown-linux-musl --package pool-sim --package \
+                       pool-config --package pool-array --package pool-trace --package pool-host \
+                       --features pool-array/ndarray,pool-host/trace,pool-host/allocator-api2 --lib \
+                       --bins --tests --no-fail-fast";
+
 /// The protocols in all interleavings. Other flags mean another build of everything, elsewhere.
 const MODELS: &str =
     "test --quiet --locked --release --package pool-core --package pool-trace --lib model";
@@ -79,6 +85,9 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
     for platform in platforms::ALL.iter().filter(|platform| !platform.is_here()) {
         let (feature, cure) = (platform.feature, platform.cure());
         left_out.push(format!("the check of feature {feature}; `{cure}`"));
+    }
+    if !platforms::has_musl() {
+        left_out.push(format!("tests on musl; `{}`", platforms::MUSL_CURE));
     }
     left_out.push("the WebGPU tests; `cargo xtask web` fetches what they need".into());
     for tool in ["deny", "fuzz", "mutants", "public-api"].iter().filter(|tool| !has_cargo(tool)) {
@@ -145,6 +154,7 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
         several("lock files of the peers", peers.to_vec(), Tool::Plain),
         several("lint, 16 feature sets", combined.collect(), Tool::Plain),
         several("lint, other platforms", platforms, Tool::Plain),
+        several("tests on musl", if_here(platforms::has_musl(), ON_MUSL), Tool::Plain),
         several("other tests", OTHER_TESTS.map(words).to_vec(), Tool::Plain),
         step("other doc tests", OTHER_DOCUMENTED),
         step("doc", "doc --locked --workspace --all-features --no-deps"),

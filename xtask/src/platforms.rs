@@ -1,4 +1,5 @@
-//! Platforms that this machine cannot run: only the compiler checks their code.
+//! Platforms beside that of this machine: those that it cannot run, whose code the compiler checks, and
+//! musl, whose static programs run here.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,12 +17,29 @@ pub(crate) const ALL: [Platform; 3] = [
     Platform { feature: "webgpu", target: "wasm32-unknown-unknown" },
 ];
 
+/// Static programs with musl's C library, which run on any Linux of this processor.
+pub(crate) const MUSL: &str = "x86_64-unknown-linux-musl";
+/// What they need.
+pub(crate) const MUSL_CURE: &str =
+    "rustup target add x86_64-unknown-linux-musl && apt-get install musl-tools";
+
+/// Whether static programs can be built here, C code of dependencies included.
+pub(crate) fn has_musl() -> bool {
+    let compiler = Command::new("musl-gcc").arg("--version").output();
+    has_library(MUSL) && compiler.is_ok_and(|said| said.status.success())
+}
+
+/// Whether the standard library of a target is installed.
+fn has_library(target: &str) -> bool {
+    let said =
+        Command::new("rustc").args(["--print", "target-libdir", "--target", target]).output();
+    said.is_ok_and(|said| Path::new(String::from_utf8_lossy(&said.stdout).trim()).is_dir())
+}
+
 impl Platform {
     /// Returns whether its standard library is installed, which checking needs.
     pub(crate) fn is_here(&self) -> bool {
-        let asked = ["--print", "target-libdir", "--target", self.target];
-        let said = Command::new("rustc").args(asked).output();
-        said.is_ok_and(|said| Path::new(String::from_utf8_lossy(&said.stdout).trim()).is_dir())
+        has_library(self.target)
     }
 
     /// Returns the cargo arguments that check the platform.
@@ -53,6 +71,7 @@ mod tests {
         let script = include_str!("../../.ci/run");
         let named = |platform: &&Platform| script.contains(platform.target);
         assert_eq!(ALL.iter().filter(named).count(), ALL.len());
+        assert!(script.contains(MUSL));
     }
 
     #[test]
