@@ -90,7 +90,12 @@ mod pages {
     pages! {
         coming_from: "../docs/coming-from.md",
         policies: "../docs/policies.md",
+        services: "../docs/services.md",
         sim: "../docs/sim.md",
         tcache: "../docs/tcache.md",
     }
+    #[cfg(feature = "cuda")]
+    pages! { cuda: "../docs/cuda.md", }
+    #[cfg(feature = "trace")]
+    pages! { traces: "../docs/traces.md", }
 }
