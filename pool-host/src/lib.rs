@@ -9,6 +9,12 @@
     allow(dead_code, unused_imports, reason = "the models need the thread caches only")
 )]
 
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "pool-host runs on Linux only: take `bucketpool` with `default-features = false` and the \
+     features of the memory that you use, such as `wgpu`"
+);
+
 mod allocator;
 mod background;
 mod class;
