@@ -27,22 +27,39 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     Tcache,
-    Glibc,
+    CLibrary,
     Mimalloc,
+    #[cfg(not(target_env = "musl"))]
     Jemalloc,
+    #[cfg(not(target_env = "musl"))]
     Snmalloc,
 }
 
 impl Peer {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Tcache, Self::Glibc, Self::Mimalloc, Self::Jemalloc, Self::Snmalloc];
+    /// In the order of their numbers.
+    pub(crate) const ALL: &'static [Self] = &[
+        Self::Tcache,
+        Self::CLibrary,
+        Self::Mimalloc,
+        #[cfg(not(target_env = "musl"))]
+        Self::Jemalloc,
+        #[cfg(not(target_env = "musl"))]
+        Self::Snmalloc,
+    ];
+
+    pub(crate) fn names() -> Vec<&'static str> {
+        Self::ALL.iter().map(|peer| peer.name()).collect()
+    }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Tcache => "tcache",
-            Self::Glibc => "glibc",
+            Self::CLibrary if cfg!(target_env = "musl") => "musl",
+            Self::CLibrary => "glibc",
             Self::Mimalloc => "mimalloc",
+            #[cfg(not(target_env = "musl"))]
             Self::Jemalloc => "jemalloc",
+            #[cfg(not(target_env = "musl"))]
             Self::Snmalloc => "snmalloc",
         }
     }
@@ -51,9 +68,11 @@ impl Peer {
     pub(crate) fn run<J: Job>(self, job: J) -> J::Result {
         match self {
             Self::Tcache => job.run(&TCACHE),
-            Self::Glibc => job.run(&System),
+            Self::CLibrary => job.run(&System),
             Self::Mimalloc => job.run(&mimalloc::MiMalloc),
+            #[cfg(not(target_env = "musl"))]
             Self::Jemalloc => job.run(&tikv_jemallocator::Jemalloc),
+            #[cfg(not(target_env = "musl"))]
             Self::Snmalloc => job.run(&snmalloc_rs::SnMalloc),
         }
     }

@@ -5,7 +5,7 @@
 
 use crate::driver::{self, Driver};
 use crate::programs::Python;
-use crate::{counts, instructions, preload, progress, sources};
+use crate::{counts, instructions, platforms, preload, progress, sources};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -23,11 +23,19 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
         Ok(found) => found,
         Err(driver) => return refuse(&driver),
     };
+    let on_musl = args.iter().any(|arg| arg == "--musl");
+    if on_musl && !platforms::has_musl() {
+        eprintln!("error: `--musl`: no static program can be built; `{}`", platforms::MUSL_CURE);
+        return ExitCode::from(crate::BAD_INPUT);
+    }
     let cargo = |task: &[&str]| {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(task).args(["--release", "--locked", "--package", "pool-bench"]);
         cargo.args(["--features", &features.join(",")]);
         cargo.arg("--manifest-path").arg(root.join("Cargo.toml"));
+        if on_musl {
+            cargo.args(["--target", platforms::MUSL]);
+        }
         cargo
     };
     // The build runs first and shows its output; the run is quiet, so that the program prints the
@@ -68,7 +76,7 @@ fn programs_beside(
 ) -> Result<(), String> {
     let has = |flag: &str| args.iter().any(|arg| arg == flag);
     if has("--threads") {
-        if !has("--smoke") {
+        if !has("--smoke") && !has("--musl") {
             run.env("BUCKETPOOL_COUNTING", counts::build(root)?);
         }
     } else if features.contains(&"peers") && !has("arena") && !has("--peers=arena") {

@@ -61,6 +61,9 @@ pub(super) struct Bench {
     /// instead of workloads; beside them what threads hand to each other, and system calls.
     #[arg(long, conflicts_with_all = ["workload", "peers", "backend"])]
     threads: bool,
+    /// With `--threads`: as a static program, beside musl's malloc (xtask builds it).
+    #[arg(long, requires = "threads")]
+    musl: bool,
     /// What threads hand to each other, beside its snapshot (xtask runs this).
     #[arg(long)]
     counts: bool,
@@ -93,6 +96,10 @@ impl Bench {
         if self.instructions {
             let what = "`--instructions` without callgrind";
             return Err(BadInput::new(what, "`cargo xtask bench --instructions`"));
+        }
+        if self.musl && !cfg!(target_env = "musl") {
+            let what = "`--musl` of a build for another C library";
+            return Err(BadInput::new(what, "`cargo xtask bench --threads --musl`"));
         }
         if self.counts {
             let what = "`--counts` of a build that does not count";

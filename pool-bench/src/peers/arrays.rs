@@ -137,7 +137,7 @@ pub(super) fn run(name: &str, elements: usize, process: &Process) -> Vec<Row> {
         _ => arrays.fastest(count, Arrays::tree_into),
     };
     let mut names = vec!["floor"];
-    names.extend(Peer::ALL.map(Peer::name));
+    names.extend(Peer::names());
     let rounds = if process.smoke { 2 } else { process.share(ROUNDS) };
     let rounds = Rounds::of(&names, rounds, process.seed, |at| {
         match (at.checked_sub(1).map(|at| Peer::ALL[at]), name) {

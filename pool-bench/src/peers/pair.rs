@@ -90,7 +90,7 @@ pub(super) fn run(case: &str, bytes: usize, align: usize, process: &Process) -> 
     };
     let pairs = Pairs { bytes, align, count };
     let mut names = vec!["floor", "pool"];
-    names.extend(Peer::ALL.map(Peer::name));
+    names.extend(Peer::names());
     let pool = BucketPool::new(HostAllocator::new());
     let rounds = if process.smoke { 2 } else { process.share(ROUNDS) };
     let rounds = Rounds::of(&names, rounds, process.seed, |at| match at {

@@ -170,7 +170,7 @@ pub(super) fn run(job: &str, size: usize, process: &Process) -> Vec<Row> {
     let host = |policy| BucketPool::builder(HostAllocator::new()).policy(policy).build();
     let pools = [host(BucketPolicy::PowerOfTwo), host(BucketPolicy::Exact)];
     let mut names = vec!["pool, pow2", "pool, exact"];
-    names.extend(Peer::ALL.map(Peer::name));
+    names.extend(Peer::names());
     let rounds = if process.smoke { 2 } else { process.share(ROUNDS) };
     let rounds = Rounds::of(&names, rounds, process.seed, |at| match at {
         0 | 1 => run.over(&pools[at]),

@@ -20,7 +20,11 @@ use std::alloc::Layout;
 /// Names of the cases. [`run`] sets the environment variables of each.
 const CASES: [&str; 5] = ["beside-parked", "worst", "freed-large", "idle", "asleep"];
 /// Allocators whose slowest calls are measured. Each takes some minutes.
-const WORST: [Peer; 2] = [Peer::Tcache, Peer::Jemalloc];
+const WORST: &[Peer] = &[
+    Peer::Tcache,
+    #[cfg(not(target_env = "musl"))]
+    Peer::Jemalloc,
+];
 /// Variable that limits the tcache's cached bytes, so that these cases fill the cache.
 pub(super) const BOUND: (&str, &str) = ("BUCKETPOOL_HOST", "limit=64M");
 
@@ -50,7 +54,7 @@ pub(crate) fn run(smoke: bool, spread: &Spread, tick: impl Fn(&str)) -> Result<V
         // A case that takes minutes has one process for each allocator. `worst` makes its five runs
         // inside that process.
         let processes = if case.contains("parked") { spread.processes } else { 1 };
-        let peers: &[Peer] = if case == "worst" { &WORST } else { &Peer::ALL };
+        let peers: &[Peer] = if case == "worst" { WORST } else { Peer::ALL };
         let (mut rounds, mut orders) = (Vec::new(), Orders::new(spread.seed));
         for at in 0..processes {
             let mut round: Vec<Row> = Vec::new();

@@ -108,7 +108,7 @@ pub(super) fn hand_over(bytes: usize, process: &Process) -> Vec<Row> {
         8193..=262_144 => 30_000,
         _ => 4000,
     };
-    let names = Peer::ALL.map(Peer::name);
+    let names = Peer::names();
     let rounds = if process.smoke { 2 } else { process.share(ROUNDS) };
     let work = |at: usize| Peer::ALL[at].run(HandOver { bytes, count });
     Rounds::of(&names, rounds, process.seed, work).rows("hand-over", bytes as u64)
@@ -185,7 +185,7 @@ impl Job for Larson {
 
 pub(super) fn larson(process: &Process) -> Vec<Row> {
     let count = if process.smoke { 800 } else { 400_000 };
-    let names = Peer::ALL.map(Peer::name);
+    let names = Peer::names();
     let rounds = if process.smoke { 2 } else { process.share(ROUNDS) };
     let work = |at: usize| Peer::ALL[at].run(Larson { count });
     Rounds::of(&names, rounds, process.seed, work).rows("larson", 2)

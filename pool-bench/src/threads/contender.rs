@@ -56,9 +56,7 @@ impl ThreadContender {
             HeapGroup::Allocators => {
                 contenders.push(Self::Tcache);
                 #[cfg(feature = "peers")]
-                contenders.extend(
-                    [Peer::Mimalloc, Peer::Jemalloc, Peer::Snmalloc, Peer::Glibc].map(Self::Peer),
-                );
+                contenders.extend(Peer::ALL[1..].iter().copied().map(Self::Peer));
             }
         }
         contenders
