@@ -23,19 +23,19 @@ const OTHER_TESTS: [&str; 4] = [
 ];
 
 /// Tests of host memory as static programs: they run on musl's C library.
-const ON_MUSL: &str = "test --locked --target x86_64-unknown-linux-musl --package pool-sim --package \
+const ON_MUSL: &str = "test --locked --profile models --target x86_64-unknown-linux-musl --package pool-sim --package \
                        pool-config --package pool-array --package pool-trace --package pool-host \
                        --features pool-array/ndarray,pool-host/trace,pool-host/allocator-api2 --lib \
                        --bins --tests --no-fail-fast";
 
 /// The protocols in all interleavings. Other flags mean another build of everything, elsewhere.
 const MODELS: &str =
-    "test --quiet --locked --release --package pool-core --package pool-trace --lib model";
+    "test --quiet --locked --profile models --package pool-core --package pool-trace --lib model";
 
 /// Longer ways with more threads, in random orders.
 const LONG_MODELS: [&str; 2] = [
-    "test --quiet --locked --release --package pool-core --test shuttle",
-    "test --quiet --locked --release --package pool-host --lib model_",
+    "test --quiet --locked --profile models --package pool-core --test shuttle",
+    "test --quiet --locked --profile models --package pool-host --lib model_",
 ];
 
 /// Programs beside ours that are workspaces of their own, and the command that fails where a lock
@@ -111,14 +111,17 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
     step::run(root, &steps, &left_out)
 }
 
+/// The program for every memory on the simulated device. CUDA's is a test on the double.
+const ON_SIM: &str = "run --quiet --locked --features sim --example tiles";
+
 /// The examples that need a Vulkan driver, if there is one.
 fn examples_on_wgpu() -> Vec<Vec<String>> {
     if !driver::ALL.iter().any(|driver| driver.backend == "wgpu" && driver.is_here()) {
         return Vec::new();
     }
     let example = |name| words(&format!("run --quiet --locked --all-features --example {name}"));
-    let mut examples = ["wgpu_elementwise", "wgpu_frames", "engines"].map(example).to_vec();
-    examples.push(words("run --quiet --locked --features wgpu --example tiles"));
+    let mut examples =
+        ["tiles", "wgpu_elementwise", "wgpu_frames", "engines"].map(example).to_vec();
     // In the workspace's folder, so that wgpu is built once.
     examples.push(words(&format!(
         "run --quiet --locked --target-dir target --manifest-path {EGUI}/Cargo.toml"
@@ -157,6 +160,7 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
         several("tests on musl", if_here(platforms::has_musl(), ON_MUSL), Tool::Plain),
         several("other tests", OTHER_TESTS.map(words).to_vec(), Tool::Plain),
         step("other doc tests", OTHER_DOCUMENTED),
+        step("example on sim", ON_SIM),
         step("doc", "doc --locked --workspace --all-features --no-deps"),
         several("examples on wgpu", examples_on_wgpu(), Tool::Plain),
         several("Rust clients", deeply(clients.to_vec()), Tool::Clients),

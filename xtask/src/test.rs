@@ -49,9 +49,8 @@ pub(crate) fn steps() -> Vec<Step> {
             "run --quiet --locked --package bucketpool {EXAMPLES} --example {name}"
         ))
     };
-    // README's first command as it is there, then the memory that another feature picks.
+    // README's first command as it is there.
     let mut examples = Step::new("examples", "run --quiet --locked --example tiles");
-    examples.commands.push(step::words("run --quiet --locked --features sim --example tiles"));
     examples.commands.extend(["custom_backend", "tile_batch"].map(example));
     let tests = format!("{PACKAGES} {FEATURES} --lib --bins --tests --no-fail-fast");
     vec![
