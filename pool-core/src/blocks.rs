@@ -42,8 +42,6 @@ pub(crate) struct Blocks<A: DeviceAllocator> {
     by_size: Option<Vec<(A::Kind, SizeSteps)>>,
     /// Bytes of all blocks.
     pub(crate) bytes: u64,
-    /// The present epoch, by which blocks that nobody uses are known.
-    epoch: u32,
 }
 
 /// How far a search goes.
@@ -58,13 +56,7 @@ pub(crate) enum Effort {
 impl<A: DeviceAllocator> Blocks<A> {
     /// No blocks. `by_size`: larger blocks may serve a request.
     pub(crate) fn new(by_size: bool) -> Self {
-        Self {
-            table: Table::new(),
-            ages: Ages::EMPTY,
-            by_size: by_size.then(Vec::new),
-            bytes: 0,
-            epoch: 0,
-        }
+        Self { table: Table::new(), ages: Ages::EMPTY, by_size: by_size.then(Vec::new), bytes: 0 }
     }
 
     /// Takes the block of a size and stream that came last, of a few that `ready` accepts.
@@ -90,9 +82,6 @@ impl<A: DeviceAllocator> Blocks<A> {
         unsafe { self.ages.remove(address) };
         class.bin.count -= 1;
         class.count -= 1;
-        if class.count < class.low || class.epoch != self.epoch {
-            class.note_low(self.epoch);
-        }
         self.bytes -= bytes;
         // SAFETY: it is in no list any more.
         Some(unsafe { RecordOwner::of_address(address) })
@@ -236,7 +225,6 @@ impl<A: DeviceAllocator> Blocks<A> {
         unsafe { self.ages.remove(address) };
         class.bin.count -= 1;
         class.count -= 1;
-        class.note_low(self.epoch);
         self.bytes -= class.bytes;
         // SAFETY: it is in no list any more.
         unsafe { RecordOwner::of_address(address) }
@@ -449,26 +437,19 @@ impl<A: DeviceAllocator> Blocks<A> {
         class.bins().find(is).map(|bin| bin.stream)
     }
 
-    /// Begins an epoch: a number that grows.
-    pub(crate) fn begin_epoch(&mut self, epoch: u32) {
-        self.epoch = epoch;
+    /// How many blocks of a size and kind another shard may have: half of them.
+    pub(crate) fn half_of(&self, bytes: u64, kind: A::Kind) -> u32 {
+        self.count_of_size(bytes, kind).div_ceil(2)
     }
 
-    /// Calls `look` with each size that has blocks, and how many of them were not used for an epoch.
-    pub(crate) fn each_size(&mut self, mut look: impl FnMut(u64, u32)) {
-        let epoch = self.epoch;
-        for class in self.table.iter_mut().filter(|class| class.count > 0) {
-            look(class.bytes, class.unused(epoch));
-        }
+    /// Bytes of the blocks of a size and kind.
+    pub(crate) fn bytes_of_size(&self, bytes: u64, kind: A::Kind) -> u64 {
+        u64::from(self.count_of_size(bytes, kind)) * bytes
     }
 
-    /// How many blocks of a size and kind another shard may have: those that were not used for an
-    /// epoch, or half of all, if it is `eager`.
-    pub(crate) fn unused(&mut self, bytes: u64, kind: A::Kind, eager: bool) -> u32 {
-        let Some(at) = self.table.find(bytes, kind) else { return 0 };
-        let epoch = self.epoch;
-        let class = self.table.class(at);
-        if eager { class.count.div_ceil(2) } else { class.unused(epoch) }
+    fn count_of_size(&self, bytes: u64, kind: A::Kind) -> u32 {
+        let class = self.table.find(bytes, kind).and_then(|at| self.table.get(at));
+        class.map_or(0, |class| class.count)
     }
 
     /// How many blocks there are of a size that a stream used last.
@@ -522,7 +503,6 @@ impl<A: DeviceAllocator> Blocks<A> {
                 of_class += of_bin;
             }
             assert_eq!(of_class, class.count, "blocks of {} bytes", class.bytes);
-            assert!(class.low <= class.count, "the least number of blocks in an epoch");
             in_bins += of_class as usize;
         }
         assert_eq!(in_bins, count, "blocks in bins");

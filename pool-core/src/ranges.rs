@@ -43,9 +43,6 @@ pub(crate) struct Ranges<C: StreamClock, K> {
     used: u64,
     /// The most of that at once.
     pub(crate) used_peak: u64,
-    /// The present epoch, and the most of that in it and in the one before.
-    epoch: u32,
-    recent_peaks: [u64; 2],
     /// Bytes of free ranges.
     pub(crate) cached: u64,
     /// The most of that at once.
@@ -79,8 +76,6 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             lists: RangeLists::new(unit_bits, config.is_ordered()),
             used: 0,
             used_peak: 0,
-            epoch: 0,
-            recent_peaks: [0; 2],
             cached: 0,
             cached_peak: 0,
             split: config.is_torch().then(SplitFigures::default),
@@ -134,23 +129,9 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     #[inline]
     pub(crate) fn count_out(&mut self, bytes: u64) {
         self.used += bytes;
-        if self.used > self.recent_peaks[0] {
-            self.recent_peaks[0] = self.used;
-            self.used_peak = self.used_peak.max(self.used);
+        if self.used > self.used_peak {
+            self.used_peak = self.used;
         }
-    }
-
-    /// Begins an epoch: a number that grows.
-    pub(crate) fn begin_epoch(&mut self, epoch: u32) {
-        if epoch != self.epoch {
-            let before = if epoch == self.epoch + 1 { self.recent_peaks[0] } else { self.used };
-            (self.epoch, self.recent_peaks) = (epoch, [self.used, before]);
-        }
-    }
-
-    /// The most bytes that buffers and private pools had at once, in this epoch and the one before.
-    pub(crate) fn recent_peak(&self) -> u64 {
-        self.recent_peaks[0].max(self.recent_peaks[1])
     }
 
     /// Bytes of all ranges that have memory behind them.

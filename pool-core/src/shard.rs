@@ -25,7 +25,6 @@ pub(crate) use accounts::Sum;
 pub(crate) use keeping::Keeping;
 pub(crate) use lend::Grant;
 pub(crate) use published::Round;
-pub(crate) use published::RoundEnd;
 pub(crate) use shards::{Homes, Shards};
 
 /// What a shard has. One of `blocks` and `ranges` is empty for ever: a pool with an arena splits its
@@ -61,8 +60,6 @@ pub(crate) struct State<A: DeviceAllocator> {
     /// Larger blocks are not kept.
     pub(crate) largest: u64,
     pub(crate) round: Round,
-    /// The shard that blocks were taken over from last.
-    pub(crate) served_by: usize,
     /// The pool is closed: free memory goes back, and a free looks at all shards.
     pub(crate) closed: bool,
     /// 1 in the first shard while the pool has an owner, else 0.
@@ -98,7 +95,6 @@ impl<A: DeviceAllocator> State<A> {
             lease,
             largest: lease / 2,
             round: Round::default(),
-            served_by: number as usize,
             closed: false,
             owners: i64::from(number == 0),
         }

@@ -40,6 +40,7 @@ mod spread;
 pub(crate) mod stages;
 mod steal;
 mod survey;
+mod totals;
 mod trim;
 mod warm;
 
@@ -56,6 +57,7 @@ use crate::store::flags::{BROKEN, Flags, OBSERVED, ZEROES};
 use crate::store::owned::Owned;
 use crate::store::privates::Privates;
 use crate::store::spread::Peaks;
+use crate::store::totals::Totals;
 use crate::stream::{Requester, StealPolicy};
 use crate::sys::atomic::{AtomicU32, AtomicU64};
 use crate::sys::{ForkCheck, Mutex, thread_number};
@@ -100,8 +102,6 @@ pub(crate) struct Store<A: DeviceAllocator> {
     forks: ForkCheck,
     /// The invariant that was found broken.
     broken: OnceLock<&'static str>,
-    /// The epoch, by which shards know what nobody uses.
-    epoch: AtomicU32,
     /// The latest time that a slow path has seen, by which shards know what is old.
     turn: AtomicU64,
     /// Bytes of the cached limit that shards have leased, where there are several.
@@ -116,6 +116,8 @@ pub(crate) struct Store<A: DeviceAllocator> {
     calls: Mutex<DeviceStats>,
     /// The whole blocks that the pool has from the device.
     owned: Mutex<Owned>,
+    /// By which shards are bounded.
+    totals: Totals<A::Kind>,
     /// Dropped before the shards, which own the slots of its records.
     pub(crate) privates: Privates<A>,
     pub(crate) shards: Shards<A>,
@@ -171,7 +173,6 @@ impl<A: DeviceAllocator> Store<A> {
             on_shortage: Mutex::new(on_shortage),
             forks: ForkCheck::new(),
             broken: OnceLock::new(),
-            epoch: AtomicU32::new(0),
             turn: AtomicU64::new(0),
             leased: AtomicU64::new(0),
             summed: AtomicU64::new(0),
@@ -179,6 +180,7 @@ impl<A: DeviceAllocator> Store<A> {
             peaks: Mutex::default(),
             calls: Mutex::default(),
             owned: Mutex::default(),
+            totals: Totals::new(),
             privates: Privates::new(),
         };
         if let Some(count) = shards {
@@ -271,7 +273,9 @@ impl<A: DeviceAllocator> Store<A> {
             state.note_thread(thread_number::get());
             let taken = if is_arena {
                 let id = state.ranges.take(&self.shape.range_request(request), &requester);
-                id.and_then(|id| state.lend_free_range(id, request, mark, statistics))
+                let lent = id.and_then(|id| state.lend_free_range(id, request, mark, statistics));
+                state.publish_used(self.shards.published(at));
+                lent
             } else {
                 state.take_block(request, &requester, statistics)
             };
@@ -348,6 +352,7 @@ impl<A: DeviceAllocator> Store<A> {
             || self.on_shortage.is_locked()
             || self.calls.is_locked()
             || self.owned.is_locked()
+            || self.totals.is_locked()
             || self.peaks.is_locked()
             || self.ledger.budget.is_locked()
             || self.ledger.budget.has_waiters() // by a thread that does not exist in this process

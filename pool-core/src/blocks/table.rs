@@ -32,10 +32,6 @@ pub(super) struct ClassBin<A: DeviceAllocator> {
     pub(super) others: Option<Box<Vec<Bin<A>>>>,
     /// Blocks of all bins.
     pub(super) count: u32,
-    /// The least of that since `epoch` began, and in the epoch before it.
-    pub(super) low: u32,
-    spare: u32,
-    pub(super) epoch: u32,
     /// Whether it is among the classes by size, and its links there.
     pub(super) is_listed: bool,
     links: SizeLinks,
@@ -55,9 +51,6 @@ impl<A: DeviceAllocator> ClassBin<A> {
             bin: Bin::empty(0),
             others: None,
             count: 0,
-            low: 0,
-            spare: 0,
-            epoch: 0,
             is_listed: false,
             links: SizeLinks::NONE,
         }
@@ -94,29 +87,6 @@ impl<A: DeviceAllocator> ClassBin<A> {
                 self.others.get_or_insert_default().push(before);
             }
         }
-    }
-
-    /// Notes how many blocks there are, of which one was just taken.
-    #[inline]
-    pub(super) fn note_low(&mut self, epoch: u32) {
-        if self.epoch != epoch {
-            // All that was here before this one was taken was not used in the epochs between.
-            let was_next = self.epoch.wrapping_add(1) == epoch;
-            self.spare = if was_next { self.low } else { self.count };
-            (self.low, self.epoch) = (self.count, epoch);
-        }
-        self.low = self.low.min(self.count);
-    }
-
-    /// How many blocks were not used for an epoch.
-    pub(super) fn unused(&mut self, epoch: u32) -> u32 {
-        let age = epoch.wrapping_sub(self.epoch);
-        let spare = match age {
-            0 => self.spare.min(self.low),
-            1 => self.low,
-            _ => self.count,
-        };
-        spare.min(self.count)
     }
 
     /// All bins, the one that was used last first.
@@ -224,11 +194,6 @@ impl<A: DeviceAllocator> Table<A> {
     #[cfg(test)]
     pub(super) fn places(&self) -> usize {
         self.places.len()
-    }
-
-    /// All classes.
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut ClassBin<A>> {
-        self.places.iter_mut().filter(|class| class.bytes != 0)
     }
 
     /// All classes with their numbers.

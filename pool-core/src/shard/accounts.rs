@@ -19,8 +19,6 @@ pub(crate) struct Sum {
     /// Bytes of live and private ranges, and the most of that.
     pub(crate) used: u64,
     pub(crate) used_peak: u64,
-    /// The sum of what each shard had at most lately.
-    pub(crate) recent_peaks: u64,
 }
 
 impl Sum {
@@ -36,7 +34,6 @@ impl Sum {
             allocated_peak: 0,
             used: 0,
             used_peak: 0,
-            recent_peaks: 0,
         }
     }
 
@@ -56,6 +53,5 @@ impl Sum {
         self.allocated_peak += state.highest_allocated();
         self.used += state.ranges.used();
         self.used_peak += state.ranges.used_peak;
-        self.recent_peaks += state.ranges.recent_peak();
     }
 }

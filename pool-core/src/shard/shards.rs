@@ -6,10 +6,15 @@ use crate::shard::State;
 use crate::shard::published::Published;
 use crate::sys::atomic::{AtomicU32, Ordering::Acquire, Ordering::Release};
 use crate::sys::{Lock, LockGuard, thread_number};
+use std::hint;
 use std::sync::OnceLock;
 
 /// Shards of a pool at most.
 pub(crate) const MAX_SHARDS: usize = if cfg!(any(loom, shuttle)) { 4 } else { 64 };
+
+/// Tries of a busy home before a thread takes another one: a thread that looks there for blocks is gone
+/// by then, and one that stays elsewhere leaves behind all that it warmed.
+const TRIES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 100 };
 
 /// What decides where a request begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +154,12 @@ impl<A: DeviceAllocator> Shards<A> {
     #[cold]
     #[inline(never)]
     fn lock_busy(&self, at: usize) -> LockGuard<'_, State<A>> {
+        for _ in 0..TRIES {
+            hint::spin_loop();
+            if let Some(state) = self.get(at).state.try_lock() {
+                return Self::entered(state);
+            }
+        }
         let count = self.count();
         let others = if self.homes == Homes::Thread { 1..count } else { 1..1 };
         for step in others {

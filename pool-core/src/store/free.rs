@@ -53,11 +53,11 @@ impl<A: DeviceAllocator> Store<A> {
             let key = State::key_of(clock, &mut record);
             let stays = state.keep_or_defer(key, record, limit, &self.bounds.keeping);
             state.not_kept += u64::from(counts && !stays);
-            self.publish(state, bytes);
             return Freed { at, segment: None, evicted };
         };
         let segment = Some(state.ranges.nodes[part.range].segment);
         state.free_range(clock, record);
+        state.publish_used(self.shards.published(at));
         Freed { at, segment, evicted }
     }
 
@@ -189,6 +189,7 @@ impl<A: DeviceAllocator> Store<A> {
         record: RecordOwner<A>,
     ) -> Option<Removed<A>> {
         self.owned.lock().remove(&record);
+        self.note_gone(record.kind, record.bytes);
         state.remove_block(record)
     }
 

@@ -29,7 +29,9 @@ impl<A: DeviceAllocator> Store<A> {
         let taken = {
             let state = &mut *self.shards.lock(at);
             state.count_miss(request, statistics);
-            state.lend_range(id, request, mark)
+            let lent = state.lend_range(id, request, mark);
+            state.publish_used(self.shards.published(at));
+            lent
         };
         self.note_slow(at);
         let nothing = DeviceError::new(Why::Other, "no segment of a range");
@@ -66,6 +68,7 @@ impl<A: DeviceAllocator> Store<A> {
         }
         let record = RecordOwner::boxed(record);
         self.owned.lock().add(&record);
+        self.note_owned(request.key.kind, bytes);
         self.count_allocation(false, bytes);
         Ok(record)
     }
@@ -98,6 +101,9 @@ impl<A: DeviceAllocator> Store<A> {
         let arena = self.shape.arena.as_ref().ok_or(too_large)?;
         let segment = arena.segment_bytes(wanted.bytes).ok_or(too_large)?;
         self.collect_garbage(segment);
+        if A::MEMORY.is_cheap && !self.may_take_segment(at, segment) {
+            self.note_arena_needs(segment);
+        }
         // Its bytes are reserved before its ranges are in the shard.
         let _in_transit = InTransit::new(self.transit());
         let (block, bytes) = match self.allocate_on_device(request, segment) {

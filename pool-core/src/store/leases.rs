@@ -100,14 +100,6 @@ impl<A: DeviceAllocator> Store<A> {
         evicted
     }
 
-    /// Lets other shards know of a block of this size.
-    #[inline]
-    pub(super) fn publish(&self, state: &mut State<A>, bytes: u64) {
-        if self.shards.count() > 1 {
-            state.publish(self.shards.published(state.number as usize), bytes);
-        }
-    }
-
     /// Evicts the oldest block of all shards, of equally old ones one that is not in the shard `of`.
     /// Returns the room that its shard does not lease any more.
     fn evict_oldest(&self, of: usize) -> Option<u64> {

@@ -96,7 +96,6 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Option<Plan<'s, A>> {
         let wanted = self.shape.range_request(request);
         // Bytes that buffers have, and their peak, are those of the whole pool.
-        self.shards.lock(at).publish_used(self.shards.published(at));
         let (used, used_peak) = self.used();
         let state = &mut *self.shards.lock(at);
         let placement = state.ranges.place(&wanted, requester)?;

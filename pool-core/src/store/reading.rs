@@ -40,19 +40,16 @@ impl<A: DeviceAllocator> Store<A> {
         sum
     }
 
-    /// Bytes that buffers and private pools have of ranges, and the most of that at once; of several
-    /// shards, what each had at most lately, if that is more together: what one has free, another
-    /// does not split.
+    /// Bytes that buffers and private pools have of ranges, and the most of that at once. Who grows
+    /// waits for no other shard: of several it is what each lets the others know.
     pub(super) fn used(&self) -> (u64, u64) {
         let count = self.shards.count();
         if count == 1 {
             let sum = self.sum();
-            return (sum.used, sum.used_peak.max(sum.recent_peaks));
+            return (sum.used, sum.used_peak);
         }
-        // As they were published: who grows waits for no other shard.
-        let shards = (0..count).map(|at| self.shards.published(at).used());
-        let (used, lately) = shards.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
-        (used, self.used_peak().max(used).max(lately))
+        let used = (0..count).map(|at| self.shards.published(at).used()).sum();
+        (used, self.note_used(used))
     }
 
     /// The most bytes that were allocated at once.

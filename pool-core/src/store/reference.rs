@@ -101,11 +101,13 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     }
     record.unzeroed = true;
     record.freed_at = store.time_of(&state);
-    store.publish(&mut state, record.bytes);
     // The store may be freed as soon as this thread unlocks the shard. No reference into the store
     // is used after that here, and the lock is not accessed after the write that unlocks it
     // (sys/lock.rs, `unlock`).
     let kept = state.put(store.allocator.clock(), record, &store.bounds.keeping);
+    if store.shape.is_arena() {
+        state.publish_used(store.shards.published(at));
+    }
     if flags & AWAITED != 0 && kept.is_ok() {
         call_waiters(store.awaited(), state);
     }

@@ -11,7 +11,6 @@ use crate::ranges::node::RangeNode;
 use crate::shard::{Grant, State};
 use crate::store::{Goal, Store};
 use crate::stream::Pending;
-use crate::sys::atomic::Ordering::Relaxed;
 
 /// Nodes that are looked at in one section under a lock.
 pub(super) const NODES: u32 = 256;
@@ -43,11 +42,10 @@ impl<A: DeviceAllocator> Store<A> {
             () if self.may_grow_alone(home, request) => Reach::Idle,
             () => Reach::All,
         };
-        let now = self.epoch.load(Relaxed);
         (0..count).map(move |step| (home + step) % count).filter(move |at| match reach {
             Reach::All => true,
             Reach::Home => *at == home,
-            Reach::Idle => *at == home || self.shards.published(*at).is_idle(now),
+            Reach::Idle => *at == home || self.shards.published(*at).used() == 0,
         })
     }
 
@@ -60,21 +58,25 @@ impl<A: DeviceAllocator> Store<A> {
     /// use. Where the arena bounds what it has from the device: within the bounds, or while the shard
     /// has less than its part of that. What others have too much goes back then.
     fn may_grow_alone(&self, home: usize, request: &PoolRequest<'_, A>) -> bool {
-        let (Some(arena), Some(page)) = (&self.shape.arena, self.shape.page_bytes()) else {
-            return self.shape.is_arena();
+        let Some(arena) = &self.shape.arena else { return false };
+        let bytes = request.class.bytes;
+        let Some(page) = self.shape.page_bytes() else {
+            return self.may_take_segment(home, arena.segment_bytes(bytes).unwrap_or(bytes));
         };
-        let (missing, now) =
-            (self.shape.bytes_to_grow(request.class.bytes), self.epoch.load(Relaxed));
-        let own = {
-            let state = self.shards.lock(home);
-            state.publish_used(self.shards.published(home));
-            state.ranges.committed()
-        };
+        let missing = self.shape.bytes_to_grow(bytes);
+        let own = self.shards.lock(home).ranges.committed();
         let most = arena.committed_limit(self.used().1, page, self.split_apart());
-        let others = (0..self.shards.count()).filter(|at| *at != home);
-        let in_use = others.filter(|at| !self.shards.published(*at).is_idle(now)).count() + 1;
         self.ledger.reserved().saturating_add(missing) <= most
-            || own.saturating_add(missing) <= most / in_use as u64
+            || self.takes_its_part(home, own, missing, most)
+    }
+
+    /// Whether a shard of an arena takes a segment without a look at the others.
+    pub(super) fn may_take_segment(&self, home: usize, segment: u64) -> bool {
+        if self.shards.count() == 1 {
+            return false;
+        }
+        let own = || self.shards.lock(home).ranges.committed();
+        self.arena_may_buy(segment) || self.takes_its_part(home, own(), segment, self.arena_most())
     }
 
     /// Whether free memory may serve a request: not where it goes past a pool without an arena. A
@@ -123,18 +125,21 @@ impl<A: DeviceAllocator> Store<A> {
         let home = self.home(request);
         for at in self.shards_for(request, effort) {
             let own_was_searched = at == home && effort == Effort::Bounded;
+            // Without streams and private pools the hit has looked at all of its home.
+            if own_was_searched && self.moves_blocks() && !A::Clock::HAS_STREAMS {
+                continue;
+            }
             if let Some(grant) = self.take_ready(at, request, own_was_searched, effort) {
                 return Ok(Some((Stage::Elsewhere, grant)));
             }
         }
-        if self.shards.count() > 1
-            && A::MEMORY.is_cheap
-            && !self.shape.is_arena()
-            && !self.bounds.keeping.limits_buckets
-            && let Some(record) = self.steal(request)
-        {
-            let grant = Grant::new(record, request, self.allocator.clock(), false);
-            return Ok(Some((Stage::Elsewhere, grant)));
+        if self.moves_blocks() {
+            if self.shards.count() == 1 || effort == Effort::All {
+                self.note_needed(request);
+            } else if let Some(record) = self.steal(request) {
+                let grant = Grant::new(record, request, self.allocator.clock(), false);
+                return Ok(Some((Stage::Elsewhere, grant)));
+            }
         }
         let found = self.take_not_ready(request, effort)?;
         Ok(found.map(|grant| (Stage::BehindEvent, grant)))
@@ -155,7 +160,9 @@ impl<A: DeviceAllocator> Store<A> {
             let ready = |after: &Pending<MarkOf<A>>| requester.are_ready(after);
             let mark = requester.clock.mark(request.stream);
             self.take_range(at, request, of, ready, effort, |state, id| {
-                state.lend_free_range(id, request, mark, statistics)
+                let lent = state.lend_free_range(id, request, mark, statistics);
+                state.publish_used(self.shards.published(at));
+                lent
             })
         } else {
             let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&requester);

@@ -2,7 +2,7 @@
 
 use crate::block::record::RecordOwner;
 use crate::port::DeviceAllocator;
-use crate::shard::{Homes, RoundEnd, State, Sum};
+use crate::shard::{Homes, State, Sum};
 use crate::size::MIB;
 use crate::store::Store;
 use crate::sys::LockGuard;
@@ -74,16 +74,8 @@ impl<A: DeviceAllocator> Store<A> {
     #[cold]
     #[inline(never)]
     fn end_round(&self, state: &mut State<A>) -> Option<usize> {
-        let epoch = self.epoch.load(Relaxed);
-        let RoundEnd { is_crowded, ends_epoch } = state.end_round(epoch);
-        if ends_epoch {
-            let _ = self.epoch.compare_exchange(epoch, epoch.wrapping_add(1), Relaxed, Relaxed);
-        }
+        let is_crowded = state.end_round();
         self.keep_time(state);
-        if self.shards.count() > 1 {
-            let published = self.shards.published(state.number as usize);
-            state.publish_all(published, self.epoch.load(Relaxed));
-        }
         let count = self.shards.count();
         (is_crowded && count < self.shards.most()).then_some(count)
     }
@@ -123,7 +115,7 @@ impl<A: DeviceAllocator> Store<A> {
         }
         let first = &mut *all[0];
         if before == 1 {
-            first.publish_all(self.shards.published(0), self.epoch.load(Relaxed));
+            first.publish_used(self.shards.published(0));
             if is_limited {
                 // What it does not use is for the other shards.
                 first.lease = first.lease.min(first.kept());
@@ -173,7 +165,6 @@ impl<A: DeviceAllocator> Store<A> {
                 state_of(&mut before, &mut after, at).lease += bytes;
             }
             let state = state_of(&mut before, &mut after, at);
-            state.publish(self.shards.published(at), record.bytes);
             state.keep(key, record);
         }
     }
@@ -218,9 +209,11 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    /// The most bytes that several shards used of ranges at once, as of the sums so far.
-    pub(super) fn used_peak(&self) -> u64 {
-        self.peaks.lock().used
+    /// Notes how much several shards use of ranges. Returns the most of that so far.
+    pub(super) fn note_used(&self, used: u64) -> u64 {
+        let peaks = &mut *self.peaks.lock();
+        peaks.used = peaks.used.max(used);
+        peaks.used
     }
 
     /// The most bytes that several shards lent at once, as of the sums so far.

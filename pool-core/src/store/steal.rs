@@ -1,104 +1,106 @@
-//! What a shard takes over from others, in memory whose blocks are cheap to make: what those did not
-//! use for an epoch, or half of what they have of a size, if they free what its own threads take.
-//! Else it asks the device: two threads with the same sizes would take single blocks from each other
-//! for ever.
+//! What a shard takes over from others, in memory whose blocks are cheap to make: half of what one has
+//! of a size, once the pool has more of it than was ever needed at once, and some slack. Without the
+//! slack two threads with the same sizes would take single blocks from each other for ever; without
+//! the bound each shard would come to have as much as one heap.
 
-use crate::block::record::RecordOwner;
+use crate::block::record::{Record, RecordOwner};
 use crate::block::request::PoolRequest;
+use crate::blocks::Effort;
+use crate::limits::InTransit;
 use crate::port::DeviceAllocator;
 use crate::shard::State;
 use crate::store::Store;
-use crate::sys::atomic::Ordering::Relaxed;
-use std::hint;
+use crate::store::totals::Miss;
+use crate::sys::LockGuard;
 
-/// Blocks that are taken over at once.
+/// Blocks of one size that are taken over at once.
 const MOST: u32 = 32;
-/// How often the shard that served last is tried again if its lock is busy.
-const TRIES: u32 = if cfg!(any(loom, shuttle)) { 2 } else { 256 };
-/// Other shards that are looked at for one request at most: with all of them, threads that all lack
-/// memory would hinder each other.
-const LOOKS: u32 = 4;
+
+/// What a look at another shard gave.
+enum Look<A: DeviceAllocator> {
+    Busy,
+    Nothing,
+    Taken(Option<RecordOwner<A>>),
+}
 
 impl<A: DeviceAllocator> Store<A> {
-    /// Takes blocks over from another shard, and serves a request with one of them. The one that
-    /// served last is waited for, if its threads free what this shard lends; the others are not.
+    /// Takes blocks over from any other shard, and serves a request with one of them. Looks first where
+    /// the size was found last; busy shards are waited for in the end, with no lock held.
     pub(super) fn steal(&self, request: &PoolRequest<'_, A>) -> Option<RecordOwner<A>> {
-        let (home, bytes) = (self.home(request), request.class.bytes);
-        let (count, now) = (self.shards.count(), self.epoch.load(Relaxed));
-        let (eager, first) = {
-            let own = self.shards.lock(home);
-            (own.is_drained(), own.served_by)
-        };
-        let mut looks = 0;
+        let Miss::Searches { first, counts } = self.miss(request) else { return None };
+        if counts && self.counts_enough(request) {
+            return None;
+        }
+        let (home, count) = (self.home(request), self.shards.count());
+        let mut busy = 0_u64;
         for at in (0..count).map(|step| (first + step) % count).filter(|at| *at != home) {
-            if !self.shards.published(at).may_have(bytes, now, eager) {
-                continue;
+            match self.look(at, home, request, self.shards.try_lock(at)) {
+                Look::Taken(record) => return record,
+                Look::Nothing => {}
+                Look::Busy => busy |= 1 << at,
             }
-            let tries = if eager && at == first { TRIES } else { 1 };
-            let stolen = self.steal_from(at, home, request, (eager, tries));
-            looks += 1;
-            if stolen.is_some() || looks == LOOKS {
-                return stolen;
+        }
+        for at in (0..count).filter(|at| busy >> at & 1 == 1) {
+            let state = self.shards.lock(at);
+            if let Look::Taken(record) = self.look(at, home, request, Some(state)) {
+                return record;
             }
+        }
+        // Blocks that another thread has on their way are in no shard.
+        if !self.transit().others_have_pieces() {
+            self.note_needed(request);
         }
         None
     }
 
-    /// Takes blocks over from one shard. Both locks are held, so that each block is in one of the
-    /// two; the second is tried, and not waited for, so that no two threads wait for each other.
-    fn steal_from(
+    /// Takes blocks over from one shard. One lock is held at a time.
+    fn look(
         &self,
         at: usize,
         home: usize,
         request: &PoolRequest<'_, A>,
-        (eager, tries): (bool, u32),
-    ) -> Option<RecordOwner<A>> {
-        let bytes = request.class.bytes;
-        for _ in 0..tries {
-            let own = &mut *self.shards.lock(home);
-            let Some(mut other) = self.shards.try_lock(at) else {
-                hint::spin_loop();
-                continue;
-            };
-            let unused = other.blocks.unused(bytes, request.key.kind, eager);
-            let moved = self.move_blocks(&mut other, own, request, unused.min(MOST));
-            #[cfg(pool_counts)]
-            crate::sys::counts::look(moved > 0);
-            if moved == 0 {
-                let epoch = self.epoch.load(Relaxed);
-                other.publish_all(self.shards.published(at), epoch);
-                return None;
-            }
-            drop(other);
-            own.served_by = at;
-            own.publish(self.shards.published(home), bytes);
-            let requester = self.requester(request);
-            return own.take_block(request, &requester, self.bounds.statistics);
+        other: Option<LockGuard<'_, State<A>>>,
+    ) -> Look<A> {
+        let Some(mut other) = other else { return Look::Busy };
+        let _in_transit = InTransit::new(self.transit());
+        let (taken, lease) = self.take_out_blocks(&mut other, request);
+        drop(other);
+        #[cfg(pool_counts)]
+        crate::sys::counts::look(!taken.is_empty());
+        if taken.is_empty() {
+            return Look::Nothing;
         }
-        None
+        self.note_taken(request, at);
+        let own = &mut *self.shards.lock(home);
+        own.lease = own.lease.saturating_add(lease);
+        for record in taken {
+            own.keep(request.key, record);
+        }
+        let requester = self.requester(request);
+        Look::Taken(own.take_block(request, &requester, self.bounds.statistics))
     }
 
-    /// Moves at most `most` blocks of a request's size, with what of the cached limit they fill.
-    /// Returns how many.
-    fn move_blocks(
+    /// Takes blocks out that serve a request, with what of the cached limit they fill.
+    fn take_out_blocks(
         &self,
         from: &mut State<A>,
-        to: &mut State<A>,
         request: &PoolRequest<'_, A>,
-        most: u32,
-    ) -> u32 {
+    ) -> (Vec<RecordOwner<A>>, u64) {
         let (key, bytes) = (request.key, request.class.bytes);
-        let mut moved = 0;
-        while moved < most {
-            let Some(record) = from.blocks.take_oldest_of(key, bytes) else { break };
-            to.keep(key, record);
-            moved += 1;
+        let half = from.blocks.half_of(bytes, key.kind).min(MOST);
+        let one = |_| from.blocks.take_oldest_of(key, bytes);
+        let mut taken: Vec<RecordOwner<A>> = (0..half).map_while(one).collect();
+        if taken.is_empty() && self.larger_blocks_serve {
+            let (requester, sizes) = (self.requester(request), request.sizes());
+            let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&requester);
+            // One: blocks of other sizes are worth less here than where they are.
+            taken.extend(from.blocks.take_of_any(key.kind, &sizes, Effort::Bounded, ready));
         }
-        if !self.is_unlimited() {
-            let lease = (u64::from(moved) * bytes).min(from.lease);
-            from.lease -= lease;
-            to.lease += lease;
+        if self.is_unlimited() {
+            return (taken, 0);
         }
-        moved
+        let lease = taken.iter().map(|record| record.bytes).sum::<u64>().min(from.lease);
+        from.lease -= lease;
+        (taken, lease)
     }
 }

@@ -2,6 +2,7 @@
 
 mod alignment;
 mod beside;
+mod bounded;
 mod conformance;
 mod dumps;
 mod ecosystem;

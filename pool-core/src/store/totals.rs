@@ -1,0 +1,194 @@
+//! What a pool has from the device of each size, and how much of it was ever needed at once: by that
+//! its shards are bounded where memory is cheap to make. Below [`SLACK`] times what was needed a miss
+//! asks the device alone; above it the miss takes over what other shards have free (`steal.rs`).
+//!
+//! Needed is what a search of all shards showed: nothing was free, or little. One heap would have
+//! that much too. Where a block serves its own size only, a size is a class; where larger ones serve,
+//! sizes between two powers of two are one class; an arena is one class.
+
+use crate::block::request::PoolRequest;
+use crate::port::DeviceAllocator;
+use crate::store::Store;
+use crate::sys::Mutex;
+use std::collections::HashMap;
+
+/// What shards may have together, as a multiple of what was needed at once.
+const SLACK: f64 = 1.5;
+/// With each so many blocks that were taken over, the free ones of their size are counted.
+const TAKES_TO_COUNT: u32 = 4;
+/// The share of its memory that the others of an arena may have free while a shard still takes its
+/// part from the device.
+const PART_FREE: u64 = 4;
+
+/// Bytes of a class.
+#[derive(Clone, Copy, Debug, Default)]
+struct Total {
+    owned: u64,
+    /// Of them those that were needed at once.
+    needed: u64,
+    /// The shard that gave blocks last, and how often any did.
+    from: usize,
+    takes: u32,
+}
+
+impl Total {
+    fn may_buy(&self, bytes: u64) -> bool {
+        within(self.owned, bytes, self.needed)
+    }
+}
+
+/// Whether `bytes` more are within [`SLACK`] times what was needed.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a float cast saturates"
+)]
+fn within(owned: u64, bytes: u64, needed: u64) -> bool {
+    owned.saturating_add(bytes) <= (needed as f64 * SLACK) as u64
+}
+
+/// The classes of a pool. The lock of a shard may be held where this one is taken, not the other way.
+#[derive(Debug)]
+pub(crate) struct Totals<K>(Mutex<HashMap<(K, u64), Total>>);
+
+impl<K> Totals<K> {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(HashMap::new()))
+    }
+
+    pub(crate) fn is_locked(&self) -> bool {
+        self.0.is_locked()
+    }
+}
+
+/// How a miss goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Miss {
+    /// It asks the device.
+    Buys,
+    /// It searches the other shards, from this one on; with `counts`, after it has counted what is free.
+    Searches { first: usize, counts: bool },
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    /// Whether whole blocks move between shards, and are bounded by what was needed.
+    pub(super) fn moves_blocks(&self) -> bool {
+        A::MEMORY.is_cheap && !self.shape.is_arena() && !self.bounds.keeping.limits_buckets
+    }
+
+    fn class_of(&self, kind: A::Kind, bytes: u64) -> (A::Kind, u64) {
+        match () {
+            () if self.shape.is_arena() => (A::Kind::default(), 0),
+            () if self.larger_blocks_serve => (kind, u64::from(bytes.max(1).ilog2())),
+            () => (kind, bytes),
+        }
+    }
+
+    /// Counts a whole block that came from the device.
+    pub(super) fn note_owned(&self, kind: A::Kind, bytes: u64) {
+        if self.moves_blocks() {
+            let mut totals = self.totals.0.lock();
+            totals.entry(self.class_of(kind, bytes)).or_default().owned += bytes;
+        }
+    }
+
+    /// Counts a whole block that goes back.
+    pub(super) fn note_gone(&self, kind: A::Kind, bytes: u64) {
+        if !self.moves_blocks() {
+            return;
+        }
+        let (class, totals) = (self.class_of(kind, bytes), &mut *self.totals.0.lock());
+        let Some(total) = totals.get_mut(&class) else { return };
+        total.owned = total.owned.saturating_sub(bytes);
+        total.needed = total.needed.min(total.owned);
+        if total.owned == 0 {
+            totals.remove(&class);
+        }
+    }
+
+    /// Notes that a search of all shards found nothing for a request.
+    pub(super) fn note_needed(&self, request: &PoolRequest<'_, A>) {
+        let bytes = request.class.bytes;
+        let mut totals = self.totals.0.lock();
+        let total = totals.entry(self.class_of(request.key.kind, bytes)).or_default();
+        // By one block: other sizes of the class may be free, or blocks on their way between shards.
+        total.needed = (total.needed + bytes).min(total.owned + bytes);
+    }
+
+    /// What a miss does. It takes no lock of a shard.
+    pub(super) fn miss(&self, request: &PoolRequest<'_, A>) -> Miss {
+        let bytes = request.class.bytes;
+        let mut totals = self.totals.0.lock();
+        let total = totals.entry(self.class_of(request.key.kind, bytes)).or_default();
+        match total.may_buy(bytes) {
+            true => Miss::Buys,
+            false => Miss::Searches {
+                first: total.from,
+                counts: !self.larger_blocks_serve && total.takes.is_multiple_of(TAKES_TO_COUNT),
+            },
+        }
+    }
+
+    /// Notes which shard gave blocks.
+    pub(super) fn note_taken(&self, request: &PoolRequest<'_, A>, from: usize) {
+        let class = self.class_of(request.key.kind, request.class.bytes);
+        if let Some(total) = self.totals.0.lock().get_mut(&class) {
+            (total.from, total.takes) = (from, total.takes.wrapping_add(1));
+        }
+    }
+
+    /// Counts the free blocks of a size in all shards: the others are needed. Returns whether the miss
+    /// may ask the device by that; not where a thread is in a shard, or has blocks on their way.
+    pub(super) fn counts_enough(&self, request: &PoolRequest<'_, A>) -> bool {
+        let (bytes, kind, mut free) = (request.class.bytes, request.key.kind, 0);
+        for at in 0..self.shards.count() {
+            let Some(state) = self.shards.try_lock(at) else { return false };
+            free += state.blocks.bytes_of_size(bytes, kind);
+        }
+        // What a thread has on its way to another shard is in none.
+        if self.transit().has_pieces() {
+            return false;
+        }
+        let mut totals = self.totals.0.lock();
+        let total = totals.entry(self.class_of(kind, bytes)).or_default();
+        let needed = (total.owned.saturating_sub(free) + bytes).min(total.owned);
+        total.needed = total.needed.max(needed);
+        total.may_buy(bytes)
+    }
+
+    /// Whether an arena of segments may have so many bytes more without a look at other shards.
+    pub(super) fn arena_may_buy(&self, missing: u64) -> bool {
+        within(self.ledger.reserved(), missing, self.arena_needs())
+    }
+
+    /// What an arena of segments may have in all.
+    pub(super) fn arena_most(&self) -> u64 {
+        let needed = self.arena_needs();
+        needed.saturating_add(needed / 2)
+    }
+
+    fn arena_needs(&self) -> u64 {
+        let class = (A::Kind::default(), 0);
+        let needed = self.totals.0.lock().get(&class).map_or(0, |total| total.needed);
+        needed.min(self.ledger.reserved())
+    }
+
+    /// Notes that a search of all shards of an arena found nothing, so that it takes a segment.
+    pub(super) fn note_arena_needs(&self, segment: u64) {
+        let reserved = self.ledger.reserved();
+        let mut totals = self.totals.0.lock();
+        let total = totals.entry((A::Kind::default(), 0)).or_default();
+        total.needed = (total.needed + segment).min(reserved + segment);
+    }
+
+    /// Whether a shard of an arena that has `own` bytes takes its part of `most` from the device, though
+    /// the pool has that much: others use theirs, and have little free.
+    pub(super) fn takes_its_part(&self, home: usize, own: u64, missing: u64, most: u64) -> bool {
+        let others = (0..self.shards.count()).filter(|at| *at != home);
+        let used: Vec<u64> = others.map(|at| self.shards.published(at).used()).collect();
+        let in_use = used.iter().filter(|used| **used > 0).count() + 1;
+        let free = self.ledger.reserved().saturating_sub(own + used.iter().sum::<u64>());
+        own.saturating_add(missing) <= most / in_use as u64
+            && free < (most / PART_FREE).max(missing)
+    }
+}
