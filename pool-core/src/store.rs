@@ -148,8 +148,10 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Self {
         let by_size = classes.has_larger_blocks();
         let homes = match () {
-            () if shape.uncached || shape.is_torch() => Homes::First,
-            () if bounds.keeping.limits_buckets => Homes::Size,
+            // Of a size there is one count, and of PyTorch's segments one list.
+            () if shape.uncached || shape.is_torch() || bounds.keeping.limits_buckets => {
+                Homes::First
+            }
             () if A::Clock::HAS_STREAMS => Homes::Stream,
             () => Homes::Thread,
         };
@@ -206,7 +208,7 @@ impl<A: DeviceAllocator> Store<A> {
         }
         let (steal, cpu_touches) = (self.bounds.steal, A::MEMORY.cpu_touches);
         let requester = Requester { clock, on: stream, steal, cpu_touches, host_waits: false };
-        let at = self.shards.home(&key, bytes);
+        let at = self.shards.home(&key);
         let thread = thread_number::get();
         let (record, crowded) = {
             let state = &mut *self.shards.lock_home(at);
@@ -259,7 +261,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// As [`Store::hit`], for any request.
     pub(crate) fn take_own(&self, request: &PoolRequest<'_, A>) -> Option<Grant<A>> {
-        let at = self.shards.home(&request.key, request.class.bytes);
+        let at = self.shards.home(&request.key);
         let requester = self.requester(request);
         let statistics = self.bounds.statistics;
         let mark = requester.clock.mark(request.stream);

@@ -226,8 +226,12 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     }
 
     /// Sets how many shards the pool has: parts with a lock each, of which a thread (or a stream, for
-    /// memory that has them) begins with one. At most 64; 0 counts as 1. Pools under
-    /// [`ArenaConfig::torch`] and [`ArenaConfig::uncached`] have one.
+    /// memory that has them) begins with one. At most 64; 0 counts as 1. Pools with a
+    /// [`bucket_limit`](Self::bucket_limit), and under [`ArenaConfig::torch`] and
+    /// [`ArenaConfig::uncached`], have one.
+    ///
+    /// Several shards reserve at most 1.5 times what one would need, and a block that two threads
+    /// asked the device for at once.
     ///
     /// With one shard, the pool is one heap whose figures and limits are exact at each moment.
     pub fn shards(self, count: usize) -> Self {

@@ -25,8 +25,6 @@ pub(crate) enum Homes {
     Thread,
     /// The stream, so that any number of threads on one stream have one heap.
     Stream,
-    /// The size, so that limits on blocks of a size are kept in one shard.
-    Size,
 }
 
 /// A shard alone on its cache lines (two of them: processors fetch them in pairs).
@@ -62,22 +60,14 @@ impl<A: DeviceAllocator> Shards<A> {
     }
 
     /// Adds shards, as `make` makes the state of each number, until there are `count` or as many as
-    /// there may be. Returns them locked, so that nobody uses one before the caller lets it go. The
-    /// caller has the lock of the first shard, so no two threads do this at once.
-    pub(crate) fn grow(
-        &self,
-        count: usize,
-        make: impl Fn(u32) -> State<A>,
-    ) -> Vec<LockGuard<'_, State<A>>> {
-        let new = self.count()..count.min(self.most());
+    /// there may be. The caller has the lock of the first shard, so no two threads do this at once.
+    pub(crate) fn grow(&self, count: usize, make: impl Fn(u32) -> State<A>) {
         let mut last = self.count.load(Acquire);
-        for at in new.clone() {
+        for at in self.count()..count.min(self.most()) {
             let _ = self.others[at - 1].set(Self::shard(make(last)));
             last += 1;
         }
-        let locked = new.map(|at| self.lock(at)).collect();
         self.count.store(last, Release);
-        locked
     }
 
     /// How many there are.
@@ -91,26 +81,20 @@ impl<A: DeviceAllocator> Shards<A> {
         self.others.len() + 1
     }
 
-    /// What decides where a request begins.
-    pub(crate) fn homes(&self) -> Homes {
-        self.homes
-    }
-
     /// Where a request or a whole block that is freed begins.
     #[inline]
-    pub(crate) fn home<K>(&self, key: &Key<K>, bytes: u64) -> usize {
+    pub(crate) fn home<K>(&self, key: &Key<K>) -> usize {
         let count = self.count();
-        if count == 1 { 0 } else { self.home_of_several(key, bytes, count) }
+        if count == 1 { 0 } else { self.home_of_several(key, count) }
     }
 
     #[inline(never)]
     #[expect(clippy::cast_possible_truncation, reason = "any number will do")]
-    fn home_of_several<K>(&self, key: &Key<K>, bytes: u64, count: usize) -> usize {
+    fn home_of_several<K>(&self, key: &Key<K>, count: usize) -> usize {
         let number = match self.homes {
             Homes::First => 0,
             Homes::Thread => thread_number::home(),
             Homes::Stream => key.stream_id as usize,
-            Homes::Size => (bytes.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize,
         };
         number % count
     }

@@ -35,13 +35,7 @@ impl<A: DeviceAllocator> Drop for AskedBlock<'_, A> {
         if let Some(mut record) = self.record.take() {
             let key = State::key_of(self.store.allocator.clock(), &mut record);
             let mut state = self.store.shards.lock(self.at);
-            if self.store.has_moved(&mut record, self.at) {
-                state.blocks.leave_room(&record);
-                drop(state);
-                let _ = self.store.free_shared(record, false);
-            } else {
-                state.put_back(key, record, &self.store.bounds.keeping);
-            }
+            state.put_back(key, record, &self.store.bounds.keeping);
         }
     }
 }

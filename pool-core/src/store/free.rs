@@ -62,24 +62,15 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Locks the shard that a free block belongs in, with room for it under the cached limit if there
-    /// is any. The pool may take shards meanwhile. Returns whether blocks were evicted for it.
+    /// is any. Returns whether blocks were evicted for it.
     pub(super) fn lock_with_room(
         &self,
         record: &mut RecordOwner<A>,
         limit: u64,
     ) -> (usize, LockGuard<'_, State<A>>, bool) {
-        let mut evicted = false;
-        loop {
-            // The count first: if it is the same under the lock, the shard was chosen by it.
-            let count = self.shards.count();
-            let at = self.shard_of(record);
-            evicted |= self.make_lease(at, record, limit);
-            let state = self.shards.lock(at);
-            // Where the pool took shards, this one has not the room any more that it had.
-            if self.shards.count() == count {
-                return (at, state, evicted);
-            }
-        }
+        let at = self.shard_of(record);
+        let evicted = self.make_lease(at, record, limit);
+        (at, self.shards.lock(at), evicted)
     }
 
     /// The shard that a block is freed into: that of its last use, or of its segment.
@@ -89,7 +80,7 @@ impl<A: DeviceAllocator> Store<A> {
             return part.shard as usize;
         }
         let key = State::key_of(self.allocator.clock(), record);
-        self.shards.home(&key, record.bytes)
+        self.shards.home(&key)
     }
 
     /// After a free: gives back what passes the limits, if a drop may.

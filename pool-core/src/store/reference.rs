@@ -96,9 +96,6 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     if state.closed || flags & bypass_flags != 0 {
         return Err(record);
     }
-    if store.has_moved(&mut record, at) {
-        return Err(record);
-    }
     record.unzeroed = true;
     record.freed_at = store.time_of(&state);
     // The store may be freed as soon as this thread unlocks the shard. No reference into the store

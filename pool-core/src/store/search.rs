@@ -51,7 +51,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// The shard that a request begins with.
     pub(super) fn home(&self, request: &PoolRequest<'_, A>) -> usize {
-        self.shards.home(&request.key, request.class.bytes)
+        self.shards.home(&request.key)
     }
 
     /// Whether a shard of an arena takes memory from the device rather than from shards that are in

@@ -1,23 +1,15 @@
 //! More shards: a pool begins with one, and takes more where threads take turns in it often.
 
-use crate::block::record::RecordOwner;
 use crate::port::DeviceAllocator;
-use crate::shard::{Homes, State, Sum};
+use crate::shard::{State, Sum};
 use crate::size::MIB;
 use crate::store::Store;
-use crate::sys::LockGuard;
 use crate::sys::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::atomic::AtomicUsize;
 use std::thread;
 
 /// Reserved bytes for each shard of an arena: a small one stays one heap.
 const BYTES_OF_SHARD: u64 = MIB;
-
-/// With fewer processors than this a pool whose shards are those of sizes stays one. A thread that goes
-/// from size to size fetches another shard from another processor each time, while one that locks the
-/// same shard again often still has it. Two processors did 1.2 to 2.1 times as much with one shard; from
-/// how many on that turns is an estimate (`docs/decisions/041-shards.md`).
-const PROCESSORS_OF_SIZES: usize = if cfg!(any(loom, shuttle)) { 1 } else { 8 };
 
 /// Peaks are summed up when the pool's bytes have grown by one part in this many, or after so many
 /// requests that are no hits.
@@ -38,29 +30,15 @@ pub(super) struct Peaks {
 
 /// How many shards a pool takes at most: twice the processors.
 pub(super) fn most() -> usize {
-    2 * processors()
-}
-
-fn processors() -> usize {
     // No `OnceLock`: a forked child would wait for ever where a thread of its parent was in it.
     static PROCESSORS: AtomicUsize = AtomicUsize::new(0);
     let known = PROCESSORS.load(Relaxed);
     if known > 0 {
-        return known;
+        return 2 * known;
     }
     let processors = thread::available_parallelism().map_or(1, usize::from);
     PROCESSORS.store(processors, Relaxed);
-    processors
-}
-
-/// One of the shards that there were and those that came.
-fn state_of<'s, A: DeviceAllocator>(
-    before: &'s mut [LockGuard<'_, State<A>>],
-    after: &'s mut [LockGuard<'_, State<A>>],
-    at: usize,
-) -> &'s mut State<A> {
-    let count = before.len();
-    if at < count { &mut before[at] } else { &mut after[at - count] }
+    2 * processors
 }
 
 impl<A: DeviceAllocator> Store<A> {
@@ -98,8 +76,7 @@ impl<A: DeviceAllocator> Store<A> {
     pub(super) fn spread(&self, crowded: usize) {
         let is_small =
             self.shape.is_arena() && self.ledger.reserved() < crowded as u64 * BYTES_OF_SHARD;
-        let by_size = self.shards.homes() == Homes::Size && processors() < PROCESSORS_OF_SIZES;
-        if !is_small && !by_size {
+        if !is_small {
             self.spread_to(2 * crowded);
         }
     }
@@ -132,48 +109,10 @@ impl<A: DeviceAllocator> Store<A> {
         }
         let (turn, closed) = (first.turn, first.closed);
         let lease = if is_limited { 0 } else { u64::MAX };
-        let new = self.shards.grow(count, |number| {
+        self.shards.grow(count, |number| {
             let state = State::new(number, self.shape.split(), by_size, lease);
             State { turn, closed, ..state }
         });
-        if self.bounds.keeping.limits_buckets {
-            self.move_sizes_home(all, new);
-        }
-    }
-
-    /// Moves each block to the shard that its size has now, so that a limit on blocks of a size holds.
-    /// `before`: the shards that there were; `after`: those that came.
-    fn move_sizes_home(
-        &self,
-        mut before: Vec<LockGuard<'_, State<A>>>,
-        mut after: Vec<LockGuard<'_, State<A>>>,
-    ) {
-        let is_limited = !self.is_unlimited();
-        let mut blocks = Vec::new();
-        for state in &mut before {
-            let from = state.number;
-            let taken = std::iter::from_fn(|| state.blocks.take_oldest(u64::MAX, |_| true));
-            blocks.extend(taken.map(|record| (record.freed_at, from, record)));
-        }
-        blocks.sort_by_key(|(freed_at, ..)| *freed_at);
-        for (_, from, mut record) in blocks {
-            let key = State::key_of(self.allocator.clock(), &mut record);
-            let (at, from) = (self.shards.home(&key, record.bytes), from as usize);
-            if is_limited {
-                let bytes = record.bytes.min(before[from].lease);
-                before[from].lease -= bytes;
-                state_of(&mut before, &mut after, at).lease += bytes;
-            }
-            let state = state_of(&mut before, &mut after, at);
-            state.keep(key, record);
-        }
-    }
-
-    /// Whether a block that is freed into a shard belongs in another one: the pool has taken shards
-    /// since this one was chosen, and has a limit on blocks of a size.
-    #[inline]
-    pub(super) fn has_moved(&self, record: &mut RecordOwner<A>, at: usize) -> bool {
-        self.bounds.keeping.limits_buckets && self.shard_of(record) != at
     }
 
     /// Takes the peaks of several shards from their sum, and gives it those that there were.

@@ -73,7 +73,7 @@ pub(super) enum Miss {
 impl<A: DeviceAllocator> Store<A> {
     /// Whether whole blocks move between shards, and are bounded by what was needed.
     pub(super) fn moves_blocks(&self) -> bool {
-        A::MEMORY.is_cheap && !self.shape.is_arena() && !self.bounds.keeping.limits_buckets
+        A::MEMORY.is_cheap && !self.shape.is_arena() && self.shards.most() > 1
     }
 
     fn class_of(&self, kind: A::Kind, bytes: u64) -> (A::Kind, u64) {
