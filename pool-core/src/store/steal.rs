@@ -14,7 +14,14 @@ use crate::store::totals::Miss;
 use crate::sys::LockGuard;
 
 /// Blocks of one size that are taken over at once.
-const MOST: u32 = 32;
+const MAX_TAKEN: usize = 32;
+
+/// Blocks that another shard had, on the stack: nothing allocates under the lock of a shard.
+struct Taken<A: DeviceAllocator> {
+    blocks: [Option<RecordOwner<A>>; MAX_TAKEN],
+    /// What of the cached limit they fill.
+    lease: u64,
+}
 
 /// What a look at another shard gave.
 enum Look<A: DeviceAllocator> {
@@ -63,44 +70,43 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Look<A> {
         let Some(mut other) = other else { return Look::Busy };
         let _in_transit = InTransit::new(self.transit());
-        let (taken, lease) = self.take_out_blocks(&mut other, request);
+        let taken = self.take_out_blocks(&mut other, request);
         drop(other);
         #[cfg(pool_counts)]
-        crate::sys::counts::look(!taken.is_empty());
-        if taken.is_empty() {
-            return Look::Nothing;
-        }
+        crate::sys::counts::look(taken.is_some());
+        let Some(taken) = taken else { return Look::Nothing };
         self.note_taken(request, at);
         let own = &mut *self.shards.lock(home);
-        own.lease = own.lease.saturating_add(lease);
-        for record in taken {
+        own.lease = own.lease.saturating_add(taken.lease);
+        for record in taken.blocks.into_iter().flatten() {
             own.keep(request.key, record);
         }
         let requester = self.requester(request);
         Look::Taken(own.take_block(request, &requester, self.bounds.statistics))
     }
 
-    /// Takes blocks out that serve a request, with what of the cached limit they fill.
+    /// Takes blocks out that serve a request.
     fn take_out_blocks(
         &self,
         from: &mut State<A>,
         request: &PoolRequest<'_, A>,
-    ) -> (Vec<RecordOwner<A>>, u64) {
+    ) -> Option<Taken<A>> {
         let (key, bytes) = (request.key, request.class.bytes);
-        let half = from.blocks.half_of(bytes, key.kind).min(MOST);
-        let one = |_| from.blocks.take_oldest_of(key, bytes);
-        let mut taken: Vec<RecordOwner<A>> = (0..half).map_while(one).collect();
-        if taken.is_empty() && self.larger_blocks_serve {
+        let half = from.blocks.half_of(bytes, key.kind) as usize;
+        let mut blocks = std::array::from_fn(|_| None);
+        for block in blocks.iter_mut().take(half) {
+            *block = from.blocks.take_oldest_of(key, bytes);
+        }
+        if blocks[0].is_none() && self.larger_blocks_serve {
             let (requester, sizes) = (self.requester(request), request.sizes());
             let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&requester);
             // One: blocks of other sizes are worth less here than where they are.
-            taken.extend(from.blocks.take_of_any(key.kind, &sizes, Effort::Bounded, ready));
+            blocks[0] = from.blocks.take_of_any(key.kind, &sizes, Effort::Bounded, ready);
         }
-        if self.is_unlimited() {
-            return (taken, 0);
-        }
-        let lease = taken.iter().map(|record| record.bytes).sum::<u64>().min(from.lease);
+        blocks[0].as_ref()?;
+        let filled: u64 = blocks.iter().flatten().map(|record| record.bytes).sum();
+        let lease = if self.is_unlimited() { 0 } else { filled.min(from.lease) };
         from.lease -= lease;
-        (taken, lease)
+        Some(Taken { blocks, lease })
     }
 }
