@@ -59,9 +59,16 @@ pub(crate) enum Source {
     /// Pages of a reservation, of `bytes` bytes each, committed where a block lies. The arena gives
     /// free pages back before committed bytes would exceed `most` times the peak of allocated
     /// bytes.
-    Pages { bytes: u64, most: f64 },
+    ///
+    /// Each of several shards is split by itself. Where the program named the slack they keep to it;
+    /// else they may have `most_of_several`.
+    Pages { bytes: u64, most: f64, most_of_several: f64 },
 }
 
+/// What several shards of [`ArenaConfig::grow`] may have, as a multiple of the peak: as much as shards of
+/// whole blocks (`store/totals.rs`). With less, threads that free what others allocate take single ranges
+/// from each other's shards for ever.
+const MOST_OF_SEVERAL_TO_GROW: f64 = 1.5;
 /// The share of the slack that may be committed above the peak of allocated bytes. The rest is a
 /// reserve for pages that streams still use.
 const OWN_SHARE_OF_SLACK: f64 = 0.7;
@@ -98,11 +105,11 @@ impl ArenaConfig {
     pub const MAX_SLACK: f64 = 10.0;
 
     /// Returns the configuration of one arena that grows at its end. It grows in steps that follow
-    /// its size, up to 12 % above the peak of allocated bytes. Before it would exceed that, it
-    /// gives free pages back. Over memory with handles, such as CUDA's, it grows by
+    /// its size, up to 12 % above the peak of allocated bytes, or with several shards to 1.5 times the
+    /// peak. Before it would exceed that, it gives free pages back. Over memory with handles, such as CUDA's, it grows by
     /// [`ArenaConfig::least_growth`], and gives nothing back to grow.
     pub fn grow() -> Self {
-        Self::pages(PAGE_TO_GROW, SLACK_TO_GROW)
+        Self::in_pages(PAGE_TO_GROW, SLACK_TO_GROW, MOST_OF_SEVERAL_TO_GROW)
     }
 
     /// Returns the configuration of an arena that commits a page of `page_bytes` bytes only where a
@@ -114,10 +121,14 @@ impl ArenaConfig {
     /// streams. A `slack` of 0.05 is a good start; less memory costs more calls. A page is at least
     /// as large as the device's.
     pub fn pages(page_bytes: u64, slack: f64) -> Self {
+        Self::in_pages(page_bytes, slack, 1.0 + slack.max(0.0))
+    }
+
+    fn in_pages(page_bytes: u64, slack: f64, most_of_several: f64) -> Self {
         let most = 1.0 + OWN_SHARE_OF_SLACK * slack.max(0.0);
         let bytes = page_bytes.clamp(1, 1 << 40).next_power_of_two();
         let source = GivenSource::Pages { bytes: page_bytes, slack };
-        Self::from(Source::Pages { bytes, most }).given(source)
+        Self::from(Source::Pages { bytes, most, most_of_several }).given(source)
     }
 
     /// Returns a configuration with the constants of `PyTorch`'s caching allocator.
@@ -305,8 +316,8 @@ impl ArenaConfig {
         reason = "a float cast saturates, and the factor is 1 or more"
     )]
     pub(crate) fn ahead_limit(&self, used_peak: u64, page_bytes: u64, shards: usize) -> u64 {
-        let Source::Pages { most, .. } = self.source else { return u64::MAX };
-        let most = if shards == 1 { most } else { 1.0 + (most - 1.0) / OWN_SHARE_OF_SLACK };
+        let Source::Pages { most, most_of_several, .. } = self.source else { return u64::MAX };
+        let most = if shards == 1 { most } else { most_of_several };
         let kept = KEPT_MOST.min((used_peak / KEPT_SHARE).max(2 * page_bytes));
         ((used_peak as f64 * most) as u64).max(used_peak.saturating_add(kept))
     }

@@ -1,9 +1,10 @@
-//! What a shard lets other shards know, on a cache line of its own; and its rounds, by which a pool
-//! knows that it has too few shards.
+//! What a shard lets other shards know without its lock; and its rounds, by which a pool knows that it
+//! has too few shards.
 
 use crate::port::DeviceAllocator;
 use crate::shard::State;
-use crate::sys::atomic::{AtomicU64, Ordering::Relaxed};
+// Not a word that a build counts: its line is that of the lock.
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Requests of a round: after so many a shard counts what happened in it.
 const ROUND: u64 = if cfg!(any(loom, shuttle)) { 8 } else { 2048 };
@@ -11,8 +12,8 @@ const ROUND: u64 = if cfg!(any(loom, shuttle)) { 8 } else { 2048 };
 /// pool takes more shards. (A thread seldom finds a lock taken: it waits for the cache line.)
 const PASSES_TO_SPREAD: u64 = 256;
 
-/// What others may know without the lock of the shard.
-#[repr(align(128))]
+/// What others may know without the lock of the shard. It is written under the lock and lies beside it
+/// (`shards.rs`), so that a hit writes one cache line for both.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
     /// Bytes that buffers and private pools have of its ranges.

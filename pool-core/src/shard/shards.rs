@@ -27,11 +27,12 @@ pub(crate) enum Homes {
     Stream,
 }
 
-/// A shard alone on its cache lines (two of them: processors fetch them in pairs).
-#[repr(align(128))]
+/// A shard alone on its cache lines (two of them: processors fetch them in pairs). The word that others
+/// read is on that of the lock, which begins `state`.
+#[repr(C, align(128))]
 struct Shard<A: DeviceAllocator> {
-    state: Lock<State<A>>,
     published: Published,
+    state: Lock<State<A>>,
 }
 
 /// All shards of a pool.
@@ -56,7 +57,7 @@ impl<A: DeviceAllocator> Shards<A> {
     }
 
     fn shard(state: State<A>) -> Box<Shard<A>> {
-        Box::new(Shard { state: Lock::new(state), published: Published::default() })
+        Box::new(Shard { published: Published::default(), state: Lock::new(state) })
     }
 
     /// Adds shards, as `make` makes the state of each number, until there are `count` or as many as
