@@ -12,6 +12,10 @@ use crate::shard::{Grant, State};
 use crate::store::{Goal, Store};
 use crate::stream::Pending;
 
+/// The share of its memory that an arena may have free beside its slack while a shard still takes its
+/// part from the device.
+const PART_FREE: u64 = 4;
+
 /// Nodes that are looked at in one section under a lock.
 pub(super) const NODES: u32 = 256;
 
@@ -65,9 +69,12 @@ impl<A: DeviceAllocator> Store<A> {
         };
         let missing = self.shape.bytes_to_grow(bytes);
         let own = self.shards.lock(home).ranges.committed();
-        let most = arena.committed_limit(self.used().1, page, self.split_apart());
+        let used = self.used().1;
+        let most = arena.committed_limit(used, page, self.split_apart());
+        // Beside the slack, which is free when all is used.
+        let free = most.saturating_sub(used) + used / PART_FREE;
         self.ledger.reserved().saturating_add(missing) <= most
-            || self.takes_its_part(home, own, missing, most)
+            || self.takes_its_part(home, (own, missing), most, free)
     }
 
     /// Whether a shard of an arena takes a segment without a look at the others.
@@ -76,7 +83,9 @@ impl<A: DeviceAllocator> Store<A> {
             return false;
         }
         let own = || self.shards.lock(home).ranges.committed();
-        self.arena_may_buy(segment) || self.takes_its_part(home, own(), segment, self.arena_most())
+        let most = self.arena_most();
+        self.arena_may_buy(segment)
+            || self.takes_its_part(home, (own(), segment), most, most / PART_FREE)
     }
 
     /// Whether free memory may serve a request: not where it goes past a pool without an arena. A

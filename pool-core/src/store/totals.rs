@@ -16,9 +16,6 @@ use std::collections::HashMap;
 const SLACK: f64 = 1.5;
 /// With each so many blocks that were taken over, the free ones of their size are counted.
 const TAKES_TO_COUNT: u32 = 4;
-/// The share of its memory that the others of an arena may have free while a shard still takes its
-/// part from the device.
-const PART_FREE: u64 = 4;
 
 /// Bytes of a class.
 #[derive(Clone, Copy, Debug, Default)]
@@ -182,13 +179,19 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Whether a shard of an arena that has `own` bytes takes its part of `most` from the device, though
-    /// the pool has that much: others use theirs, and have little free.
-    pub(super) fn takes_its_part(&self, home: usize, own: u64, missing: u64, most: u64) -> bool {
+    /// the pool has that much: others use theirs, and have less free than `free` or than what is
+    /// missing.
+    pub(super) fn takes_its_part(
+        &self,
+        home: usize,
+        (own, missing): (u64, u64),
+        most: u64,
+        free: u64,
+    ) -> bool {
         let others = (0..self.shards.count()).filter(|at| *at != home);
         let used: Vec<u64> = others.map(|at| self.shards.published(at).used()).collect();
         let in_use = used.iter().filter(|used| **used > 0).count() + 1;
-        let free = self.ledger.reserved().saturating_sub(own + used.iter().sum::<u64>());
-        own.saturating_add(missing) <= most / in_use as u64
-            && free < (most / PART_FREE).max(missing)
+        let of_others = self.ledger.reserved().saturating_sub(own + used.iter().sum::<u64>());
+        own.saturating_add(missing) <= most / in_use as u64 && of_others < free.max(missing)
     }
 }
