@@ -181,8 +181,13 @@ impl<A: DeviceAllocator> Shards<A> {
         std::iter::once(Some(first)).chain(others).collect()
     }
 
+    /// Whether a thread has the lock of a shard.
+    pub(crate) fn is_locked(&self, at: usize) -> bool {
+        self.get(at).state.is_locked()
+    }
+
     /// Whether a thread has the lock of any.
     pub(crate) fn is_any_locked(&self) -> bool {
-        (0..self.count()).any(|at| self.get(at).state.is_locked())
+        (0..self.count()).any(|at| self.is_locked(at))
     }
 }

@@ -49,8 +49,13 @@ impl<A: DeviceAllocator> Store<A> {
         (0..count).map(move |step| (home + step) % count).filter(move |at| match reach {
             Reach::All => true,
             Reach::Home => *at == home,
-            Reach::Idle => *at == home || self.shards.published(*at).used() == 0,
+            Reach::Idle => *at == home || self.is_idle(*at),
         })
+    }
+
+    /// Whether nothing of a shard's ranges is lent, and no thread is in it.
+    fn is_idle(&self, at: usize) -> bool {
+        self.shards.published(at).used() == 0 && !self.shards.is_locked(at)
     }
 
     /// The shard that a request begins with.
