@@ -71,7 +71,7 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Result<Option<Grant<A>>, DeviceError> {
         let requester = self.requester(request);
         let mut refusal = None;
-        if !requester.cpu_touches && requester.steal > StealPolicy::Never {
+        if !requester.must_be_done() && requester.steal > StealPolicy::Never {
             // Work that waits for the taker's next kernel must not make the taker wait.
             let known = Requester { steal: StealPolicy::Ordered, ..requester };
             let query = |mark| known.query_done(mark);
@@ -82,8 +82,8 @@ impl<A: DeviceAllocator> Store<A> {
             }
         }
         let steps = [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait];
-        // Whatever the CPU touches is asked about once: the host waits for no event.
-        let last = |step: &StealPolicy| !requester.cpu_touches || *step == requester.steal;
+        // What must be done is asked about once: nothing waits for an event.
+        let last = |step: &StealPolicy| !requester.must_be_done() || *step == requester.steal;
         for steal in steps.into_iter().filter(|step| *step <= requester.steal).filter(last) {
             let step = Requester { steal, ..requester };
             match self.ask(request, &step, (effort, STREAMS), |mark| step.make_ready(mark)) {

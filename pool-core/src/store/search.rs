@@ -93,10 +93,9 @@ impl<A: DeviceAllocator> Store<A> {
             || self.takes_its_part(home, (own(), segment), most, most / PART_FREE)
     }
 
-    /// Whether free memory may serve a request: not where it goes past a pool without an arena. A
-    /// private pool is searched before.
+    /// Whether free memory may serve a request: not where it goes past a pool without an arena.
     pub(super) fn searches(&self, request: &PoolRequest<'_, A>) -> bool {
-        self.shape.is_arena() || (request.private.is_none() && request.class.is_cached())
+        self.shape.is_arena() || request.class.is_cached()
     }
 
     /// How many shards of an arena are split each by itself and need slack for that. In memory with

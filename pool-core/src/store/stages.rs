@@ -263,7 +263,8 @@ impl<A: DeviceAllocator> Store<A> {
     /// The stages from 2 to 4.
     fn found(&self, request: &PoolRequest<'_, A>, progress: &mut Progress) -> Option<Grant<A>> {
         let found = self.search(request, progress.effort);
-        let (stage, grant) = note(found, &mut progress.refused)?;
+        let (stage, mut grant) = note(found, &mut progress.refused)?;
+        grant.record.private = request.private;
         self.count_out_of_private(request);
         Some(self.served(self.home(request), stage, grant))
     }

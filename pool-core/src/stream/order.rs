@@ -30,12 +30,12 @@ impl StealPolicy {
     /// Returns whether a request on `on` may use memory whose last use is `mark`. Makes no device
     /// call.
     ///
-    /// A request in a capture gets no memory that needs a wait. The wait would run only at a launch
-    /// of the graph, but the remainder of a range that was split for the request would count as
-    /// ready at once.
+    /// A request in a capture gets no memory that needs a wait, but memory that a query finds done. A
+    /// wait would run only at a launch of the graph, while the remainder of a range that was split for
+    /// the request would count as ready at once.
     pub(crate) fn allows<C: StreamClock>(self, clock: &C, on: &C::Stream, mark: C::Mark) -> bool {
         if !clock.takes_work(on) {
-            return clock.is_ordered(on, mark);
+            return clock.is_ordered(on, mark) || (self > Self::Never && clock.is_submitted(mark));
         }
         let free = || clock.is_ordered(on, mark) || clock.is_retired(mark);
         match self {
@@ -103,14 +103,19 @@ impl<C: StreamClock> Requester<'_, C> {
 
     /// Makes memory behind `mark` ready, if that is possible without blocking the host.
     pub(crate) fn make_ready(&self, mark: C::Mark) -> Result<Order, DeviceError> {
-        match self.cpu_touches {
-            true if self.host_waits && !self.clock.can_order(mark) => {
+        match () {
+            () if self.cpu_touches && self.host_waits && !self.clock.can_order(mark) => {
                 self.clock.synchronize(mark).map(|()| Order::Ordered)
             }
-            true if self.clock.is_done(mark)? => Ok(Order::Ordered),
-            true => Ok(Order::NotYet),
-            false => self.clock.order(self.on, &[mark]),
+            () if self.must_be_done() => self.query_done(mark),
+            () => self.clock.order(self.on, &[mark]),
         }
+    }
+
+    /// Whether no wait on the device makes memory ready: the CPU touches it, or the work of the request
+    /// is captured.
+    pub(crate) fn must_be_done(&self) -> bool {
+        self.cpu_touches || !self.clock.takes_work(self.on)
     }
 }
 

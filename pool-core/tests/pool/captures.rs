@@ -1,9 +1,9 @@
 //! Graphs: blocks allocated in a capture belong to the graph and are ordered with its launches.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::stream::Mark;
+use pool_core::stream::{Mark, StealPolicy};
 use pool_core::{
-    ArenaConfig, BucketPool, DeviceAllocator, MIB, PooledBuffer, PrivatePool, StreamClock, Why,
+    ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, PrivatePool, StreamClock, Why,
 };
 use pool_sim::{Graph, SimDevice, SimStream};
 use std::panic;
@@ -490,4 +490,57 @@ fn two_threads_that_launch_one_graph_launch_one_after_the_other() {
     });
     device.run();
     assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+/// Captures, launches and drops a graph again and again, all of whose work is done each time before
+/// the next capture. Returns the bytes that the pool has from its device.
+fn reserved_after_captures(pool: &Pool, seen_done: bool, new_stream: bool) -> u64 {
+    let device = pool.allocator();
+    let (clock, s, mut c) = (device.clock(), device.stream(), device.stream());
+    for _ in 0..50 {
+        if new_stream {
+            clock.retire(&c).unwrap();
+            c = device.stream();
+        }
+        let graph = captured(pool, &c, |pool| {
+            let both = [(); 2].map(|()| pool.allocate_on(&c, 64 * KIB).unwrap());
+            both.iter().for_each(|buffer| kernel(buffer, &c));
+        });
+        (0..3).for_each(|_| launch(pool, &graph, &s));
+        drop(graph);
+        device.run();
+        if seen_done {
+            clock.synchronize(clock.mark(&s)).unwrap();
+        }
+    }
+    assert_eq!(device.hazard_report(), Vec::<String>::new());
+    pool.reserved_bytes()
+}
+
+#[test]
+fn the_memory_of_graphs_that_are_gone_serves_the_next_capture() {
+    let builder = || BucketPool::builder(SimDevice::new());
+    for (seen_done, new_stream) in [(true, false), (true, true), (false, false), (false, true)] {
+        let blocks = reserved_after_captures(&builder().build(), seen_done, new_stream);
+        assert_eq!(blocks, 128 * KIB, "of blocks; {seen_done}, {new_stream}");
+        let arena = builder().arena(ArenaConfig::segments(128 * KIB)).build();
+        let of_arena = reserved_after_captures(&arena, seen_done, new_stream);
+        assert_eq!(of_arena, 128 * KIB, "of an arena; {seen_done}, {new_stream}");
+    }
+}
+
+#[test]
+fn a_capture_takes_no_memory_whose_work_is_not_done() {
+    for steal in [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait] {
+        let pool = BucketPool::builder(SimDevice::new()).steal(steal).build();
+        let (s, c) = (pool.allocator().stream(), pool.allocator().stream());
+        kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
+        let graph = captured(&pool, &c, |pool| kernel(&pool.allocate_on(&c, MIB).unwrap(), &c));
+        assert_eq!(pool.stats().misses, 2, "the kernel has not run");
+        pool.allocator().run();
+        let other = captured(&pool, &c, |pool| kernel(&pool.allocate_on(&c, MIB).unwrap(), &c));
+        let never = u64::from(steal == StealPolicy::Never);
+        assert_eq!(pool.stats().misses, 2 + never, "{steal:?}: it has run");
+        assert_eq!((graph.0.cached_bytes(), other.0.cached_bytes()), (MIB, MIB));
+    }
 }
