@@ -107,8 +107,10 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         let (node, of) = (&self.nodes[id], self.lists.get(list));
         let segment = self.segments.get(node.segment).expect("a range has a segment");
         assert!(of.group == segment.group, "range {id} in a list of another group");
+        let used_by = self.used_by(clock, id, list);
         let before = || &self.nodes[node.before].marks;
-        let alone = last != Some(list) || of.used_by == UsedBy::Several;
+        let is_alone = |before_in: u16| self.used_by(clock, node.before, before_in) != used_by;
+        let alone = last.is_none_or(is_alone) || of.used_by == UsedBy::Several;
         let apart = alone || !before().may_coalesce(clock, &node.marks);
         assert!(apart, "range {id} and the one before it are not coalesced");
         if of.used_by == UsedBy::Hole {
@@ -117,7 +119,10 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         }
         bytes.free += node.bytes;
         bytes.free_ranges += 1;
-        assert_eq!(of.used_by, UsedBy::of_marks(clock, node.marks.marks()), "range {id}");
+        let of_marks = UsedBy::of_marks(clock, node.marks.marks());
+        assert_eq!(used_by, of_marks, "range {id}");
+        let fits = of.used_by == of_marks || of.used_by == of_marks.in_common();
+        assert!(fits, "range {id} of {of_marks:?} is in the list of {:?}", of.used_by);
     }
 
     /// The bytes that are found step by step, each range in the step of its size.

@@ -29,8 +29,12 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         let exact = self.config.is_ordered();
         let search = Search { nodes: &self.nodes, config: &self.config };
         let mut best = None;
-        for of in [UsedBy::Stream(request.stream), UsedBy::NoStream] {
-            let list = self.lists.known(request.group, of);
+        for of in [UsedBy::Stream(request.stream), UsedBy::OneOf(request.stream), UsedBy::NoStream]
+        {
+            let list = match of {
+                UsedBy::OneOf(stream) => self.lists.in_common(request.group, stream),
+                of => self.lists.known(request.group, of),
+            };
             let list = list.filter(|list| list.bins.bytes() >= request.bytes);
             let Some(list) = list else { continue };
             if !exact {

@@ -71,13 +71,23 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         (neighbour, list): (u32, u16),
         used_by: &mut UsedBy,
     ) -> bool {
-        let Some(both) = used_by.coalesced(self.lists.get(list).used_by) else { return false };
+        let theirs = self.used_by(clock, neighbour, list);
+        let Some(both) = used_by.coalesced(theirs) else { return false };
         let may = self.nodes[neighbour].marks.may_coalesce(clock, &self.nodes[id].marks);
         match may {
             true => *used_by = both,
             false => self.apart = true,
         }
         may
+    }
+
+    /// Who used a range of a list last.
+    #[inline]
+    pub(super) fn used_by(&self, clock: &C, id: u32, list: u16) -> UsedBy {
+        match self.lists.get(list).used_by {
+            UsedBy::OneOf(_) => UsedBy::of_marks(clock, self.nodes[id].marks.marks()),
+            of => of,
+        }
     }
 
     /// Coalesces a free range with the one after it if both are in the list of several streams and

@@ -147,7 +147,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             bytes += list.bins.bytes();
             match list.used_by {
                 UsedBy::Stream(_) => streams += 1,
-                UsedBy::Several => several = true,
+                UsedBy::Several | UsedBy::OneOf(_) => several = true,
                 UsedBy::NoStream | UsedBy::Hole => {} // coalesces with that of any stream
             }
         }

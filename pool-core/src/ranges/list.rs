@@ -18,6 +18,9 @@ pub(crate) enum UsedBy {
     NoStream,
     /// The stream of this number.
     Stream(u64),
+    /// One stream of those that have this number modulo [`LISTS_MOST`], of a list only: where there
+    /// are more streams than lists, some have one in common.
+    OneOf(u64),
     /// More than one stream.
     Several,
     /// There is no memory behind it.
@@ -44,6 +47,14 @@ impl UsedBy {
         self == Self::NoStream || self == Self::Stream(stream)
     }
 
+    /// The name of the list that a stream has in common with others.
+    pub(super) fn in_common(self) -> Self {
+        match self {
+            Self::Stream(stream) => Self::OneOf(stream % LISTS_MOST as u64),
+            other => other,
+        }
+    }
+
     /// The owner of a range that consists of both; `None` if they do not coalesce.
     #[inline]
     pub(crate) fn coalesced(self, other: Self) -> Option<Self> {
@@ -59,8 +70,7 @@ impl UsedBy {
 
 /// Lists that are searched for what goes back, at once.
 const PORTION: usize = 16;
-/// Lists at most. Streams beyond that share the list of several streams, in which nothing
-/// coalesces.
+/// Lists after which further streams have one in common with some others, of as many again.
 const LISTS_MOST: usize = 512;
 
 /// The free ranges of one group and stream.
@@ -84,13 +94,23 @@ pub(crate) struct RangeLists<K> {
     unit_bits: u32,
     /// Whether the ranges of a step are in order.
     ordered: bool,
+    /// Whether some lists are of streams that have them in common.
+    some_in_common: bool,
 }
 
 impl<K: Copy + Eq> RangeLists<K> {
     /// Lists whose sizes are told apart in units of 2 to the power of `unit_bits`, and whose ranges
     /// are in order, or not.
     pub(crate) fn new(unit_bits: u32, ordered: bool) -> Self {
-        Self { all: Vec::new(), last: 0, last_untouched: 0, portion: 0, unit_bits, ordered }
+        Self {
+            all: Vec::new(),
+            last: 0,
+            last_untouched: 0,
+            portion: 0,
+            unit_bits,
+            ordered,
+            some_in_common: false,
+        }
     }
 
     /// The number of the list of a group and stream.
@@ -117,6 +137,14 @@ impl<K: Copy + Eq> RangeLists<K> {
         self.all.get(usize::from(*last))
     }
 
+    /// The list that a stream has in common with others, if there is one.
+    pub(crate) fn in_common(&mut self, group: Group<K>, stream: u64) -> Option<&RangeList<K>> {
+        match self.some_in_common {
+            true => self.known(group, UsedBy::Stream(stream).in_common()),
+            false => None,
+        }
+    }
+
     /// An empty list serves again under another name, so that streams that come and go leave
     /// nothing behind.
     fn find_or_add(&mut self, group: Group<K>, used_by: UsedBy) -> u16 {
@@ -128,8 +156,11 @@ impl<K: Copy + Eq> RangeLists<K> {
             (self.all[at].group, self.all[at].used_by) = (group, used_by);
             return number(at);
         }
-        if self.all.len() >= LISTS_MOST && matches!(used_by, UsedBy::Stream(_)) {
-            return self.find_or_add(group, UsedBy::Several);
+        if self.all.len() >= LISTS_MOST
+            && let UsedBy::Stream(_) = used_by
+        {
+            self.some_in_common = true;
+            return self.find_or_add(group, used_by.in_common());
         }
         self.all.push(RangeList {
             group,

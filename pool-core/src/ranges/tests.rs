@@ -515,7 +515,7 @@ fn holes_stay_holes_when_there_are_more_streams_than_lists() {
     }
     let of = |list: u16, lists: &super::list::RangeLists<u8>| lists.get(list).used_by;
     let shared = lists.number(ONE, UsedBy::Stream(5000));
-    assert_eq!(of(shared, &lists), UsedBy::Several);
+    assert_eq!(of(shared, &lists), UsedBy::Stream(5000).in_common());
     let hole = lists.number(ONE, UsedBy::Hole);
     assert_eq!(of(hole, &lists), UsedBy::Hole);
 }

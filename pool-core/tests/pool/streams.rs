@@ -325,3 +325,44 @@ fn streams_that_run_long_hide_no_others_that_have_ended() {
     let obsolete = marks.iter().filter(|mark| device.clock().is_obsolete(**mark)).count();
     assert_eq!(obsolete, marks.len());
 }
+
+/// A shard has a free list for each stream up to a number of them; beyond, streams share lists.
+#[test]
+fn more_streams_than_lists_keep_their_memory_apart() {
+    for streams in [500, 600, 1200] {
+        let device = SimDevice::new();
+        let builder = BucketPool::builder(device.clone()).arena(ArenaConfig::segments(64 * MIB));
+        let pool = builder.shards(1).build();
+        let all: Vec<_> = (0..streams).map(|_| device.stream()).collect();
+        let four = |stream: &SimStream| {
+            [(); 4].map(|()| {
+                let buffer = pool.allocate_on(stream, 4096).unwrap();
+                kernel(&device, &buffer, stream);
+                buffer
+            })
+        };
+        let held: Vec<_> = all.iter().map(four).collect();
+        let _apart = pool.allocate(512).unwrap();
+        drop(held);
+        pool.check();
+        let free = pool.cached_buffers().values().sum::<usize>();
+        assert_eq!(free, streams + 1, "one range for each stream, and what nobody has used");
+        let (calls, before) = (device.calls(), pool.stats());
+        for _ in 0..3 {
+            all.iter().for_each(|stream| drop(pool.allocate_on(stream, 4096).unwrap()));
+        }
+        let after = pool.stats();
+        assert_eq!(after.hits - before.hits, 3 * streams as u64);
+        assert_eq!(after.served_by.elsewhere, before.served_by.elsewhere, "{streams} streams");
+        assert_eq!(device.calls(), calls, "{streams} streams: no event, no query, no wait");
+        // Streams that have ended, and others that take their lists.
+        device.run();
+        for stream in &all[..streams / 2] {
+            device.clock().retire(stream).unwrap();
+        }
+        let others: Vec<_> = (0..streams / 2).map(|_| device.stream()).collect();
+        others.iter().for_each(|stream| drop(four(stream)));
+        pool.check();
+        assert_eq!(device.hazards(), 0);
+    }
+}
