@@ -32,6 +32,9 @@ const CLASSES: usize = 64;
 const LOOKS_BACK: usize = 64;
 /// Streams of a class that are looked at, unless all are.
 const STREAMS: usize = 16;
+/// The oldest blocks of which the largest goes where a limit needs room: fewer blocks go for the same
+/// bytes, so fewer are missed (`docs/decisions/049-evictions.md`).
+const OLDEST: usize = 48;
 
 /// The free blocks of a shard.
 pub(crate) struct Blocks<A: DeviceAllocator> {
@@ -290,11 +293,9 @@ impl<A: DeviceAllocator> Blocks<A> {
             unsafe { self.ages.move_before(at, newer) };
         }
         // SAFETY: as above.
-        let class = self.table.find(unsafe { at.as_ref() }.bytes, key.kind);
-        if let Some(class) = class {
-            // SAFETY: it is the top of the bin that was used last.
-            unsafe { self.table.class(class).bin.blocks.move_to_bottom(at) };
-        }
+        let class = unsafe { at.as_ref() }.class as usize;
+        // SAFETY: `push` has put it on top of the bin of this class that was used last.
+        unsafe { self.table.class(class).bin.blocks.move_to_bottom(at) };
     }
 
     #[inline(never)]
@@ -374,6 +375,23 @@ impl<A: DeviceAllocator> Blocks<A> {
         None
     }
 
+    /// Takes the block that goes where a limit needs room: the largest of the oldest few, of equal
+    /// ones the oldest.
+    pub(crate) fn take_to_evict(&mut self) -> Option<RecordOwner<A>> {
+        let (mut largest, mut next) = (self.ages.oldest?, self.ages.oldest);
+        let mut most = 0;
+        for _ in 0..OLDEST {
+            let Some(address) = next else { break };
+            // SAFETY: the lists own the record, and `self` is borrowed alone.
+            let record = unsafe { address.as_ref() };
+            if record.bytes > most {
+                (largest, most) = (address, record.bytes);
+            }
+            next = record.links.newer;
+        }
+        Some(self.take_address(largest))
+    }
+
     /// Bytes of the largest block; 0 if there is none.
     pub(crate) fn largest(&self) -> u64 {
         let with = self.table.iter().filter(|(_, class)| class.count > 0);
@@ -409,32 +427,34 @@ impl<A: DeviceAllocator> Blocks<A> {
     fn take_address(&mut self, address: Address<A>) -> RecordOwner<A> {
         // SAFETY: the lists own the record, and `self` is borrowed alone.
         let record = unsafe { address.as_ref() };
-        let (bytes, kind) = (record.bytes, record.kind);
+        let (bytes, kind, bottom) = (record.bytes, record.kind, Self::bottom_below(address));
         let at = self.table.find(bytes, kind);
-        // The bin of a block is not in its record: the stack that it is in has it.
-        let stream = at.and_then(|at| self.bin_of(at, address));
-        match (at, stream) {
-            (Some(at), Some(stream)) => {
-                self.table.class(at).find(stream);
-                self.remove(at, address)
-            }
-            _ => unreachable!("a block is in the bin of its size"),
-        }
+        let found = at.and_then(|at| Some((at, self.stream_of(at, bottom)?)));
+        // A kind that is equal to another at times is in another class than the one found.
+        let searched =
+            || self.table.iter().find_map(|(at, _)| Some((at, self.stream_of(at, bottom)?)));
+        let Some((at, stream)) = found.or_else(searched) else {
+            unreachable!("a block is in a bin")
+        };
+        self.table.class(at).find(stream);
+        self.remove(at, address)
     }
 
-    /// The stream of the bin that a block is in: that of one of the ends of its stack.
-    fn bin_of(&mut self, at: usize, address: Address<A>) -> Option<u64> {
-        let class = self.table.class(at);
-        if class.others.is_none() {
-            return Some(class.bin.stream);
-        }
+    /// The block at the bottom of the stack that a block is in.
+    fn bottom_below(address: Address<A>) -> Address<A> {
         let mut bottom = address;
-        // SAFETY: the lists own the records, and `self` is borrowed alone.
+        // SAFETY: the lists own the records, and the caller has borrowed them.
         while let Some(below) = unsafe { bottom.as_ref() }.links.below {
             bottom = below;
         }
+        bottom
+    }
+
+    /// The stream of the bin with this bottom, if a class has it: the bin of a block is not in its
+    /// record.
+    fn stream_of(&self, at: usize, bottom: Address<A>) -> Option<u64> {
         let is = |bin: &&Bin<A>| bin.blocks.bottom == Some(bottom);
-        class.bins().find(is).map(|bin| bin.stream)
+        self.table.get(at)?.bins().find(is).map(|bin| bin.stream)
     }
 
     /// How many blocks of a size and kind another shard may have: half of them.

@@ -110,17 +110,28 @@ impl<A: DeviceAllocator> Table<A> {
         Self { places: vec![ClassBin::vacant()], shift: u64::BITS - 1, used: 0 }
     }
 
-    /// The place of a class, or the vacant one where it would be. There is a vacant one. The hash is
-    /// multiplicative (Knuth, *TAOCP* 6.4).
+    /// The place of a class, or the vacant one where it would be.
+    #[inline]
+    fn place(&self, bytes: u64, kind: A::Kind) -> usize {
+        self.first_place(bytes, |class| class.bytes == bytes && class.kind == kind)
+    }
+
+    /// The vacant place where a class of these bytes would be that is in no place yet.
+    fn vacant_place(&self, bytes: u64) -> usize {
+        self.first_place(bytes, |_| false)
+    }
+
+    /// The first place for classes of these bytes whose class `is` it, or which is vacant. There is a
+    /// vacant one. The hash is multiplicative (Knuth, *TAOCP* 6.4).
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "below the number of places")]
-    fn place(&self, bytes: u64, kind: A::Kind) -> usize {
+    fn first_place(&self, bytes: u64, is: impl Fn(&ClassBin<A>) -> bool) -> usize {
         let mask = self.places.len() - 1;
         let hash = bytes.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let mut at = (hash >> self.shift) as usize & mask;
         loop {
             let class = self.at(at);
-            if (class.bytes == bytes && class.kind == kind) || class.bytes == 0 {
+            if is(class) || class.bytes == 0 {
                 return at;
             }
             at = (at + 1) & mask;
@@ -168,7 +179,7 @@ impl<A: DeviceAllocator> Table<A> {
 
     /// Adds a class that there is room for. Returns its number.
     pub(super) fn add(&mut self, bytes: u64, kind: A::Kind) -> usize {
-        let at = self.place(bytes, kind);
+        let at = self.vacant_place(bytes);
         let class = &mut self.places[at];
         (class.bytes, class.kind) = (bytes, kind);
         self.used += 1;
@@ -185,7 +196,7 @@ impl<A: DeviceAllocator> Table<A> {
         let before = mem::replace(&mut self.places, places);
         (self.shift, self.used) = (u64::BITS - bits, filled);
         for class in before.into_iter().filter(|class| class.count > 0) {
-            let at = self.place(class.bytes, class.kind);
+            let at = self.vacant_place(class.bytes);
             self.places[at] = class;
         }
     }

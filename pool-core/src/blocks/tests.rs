@@ -2,7 +2,7 @@
 
 use crate::block::record::{Place, Record, RecordOwner};
 use crate::block::request::{Key, PoolRequest};
-use crate::blocks::{Blocks, Effort};
+use crate::blocks::{Blocks, Effort, OLDEST};
 use crate::port::{DeviceAllocator, DeviceError, Immediate, Memory, Request, StreamOf, Why};
 use crate::size::{BucketPolicy, SizeClasses};
 use rand::rngs::StdRng;
@@ -109,7 +109,16 @@ fn run(seed: u64, steps: u64) {
                     forget(&mut model, id);
                 }
             }
-            8 | 9 => {
+            9 => {
+                let found = blocks.take_to_evict().map(id_of);
+                let most = model.iter().take(OLDEST).map(|known| known.bytes).max();
+                let expected = model.iter().find(|known| Some(known.bytes) == most);
+                assert_eq!(found, expected.map(|known| known.id), "the largest of the oldest");
+                if let Some(id) = found {
+                    forget(&mut model, id);
+                }
+            }
+            8 => {
                 let found = blocks.take_oldest(u64::MAX, |_| true).map(id_of);
                 assert_eq!(found, model.first().map(|known| known.id), "the oldest of all");
                 if let Some(id) = found {

@@ -163,17 +163,17 @@ impl<A: DeviceAllocator> State<A> {
         found
     }
 
-    /// Evicts, oldest first, until free blocks have at most `bytes` bytes. Evicts none and returns
-    /// false if a bounded number of evictions is not enough.
+    /// Evicts until free blocks have at most `bytes` bytes, of the oldest few the largest first. Evicts
+    /// none and returns false if so many of the oldest as may go for one block are not enough.
     pub(crate) fn evict_down_to(&mut self, bytes: u64, keeping: &Keeping) -> bool {
         let excess = self.blocks.bytes.saturating_sub(bytes);
         if excess > 0 && excess > self.blocks.bytes_of_oldest(EVICTIONS) {
             return false;
         }
         while self.blocks.bytes > bytes
-            && let Some(oldest) = self.blocks.take_oldest(u64::MAX, |_| true)
+            && let Some(record) = self.blocks.take_to_evict()
         {
-            self.evict(oldest, keeping);
+            self.evict(record, keeping);
         }
         true
     }

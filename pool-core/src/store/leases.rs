@@ -100,8 +100,8 @@ impl<A: DeviceAllocator> Store<A> {
         evicted
     }
 
-    /// Evicts the oldest block of all shards, of equally old ones one that is not in the shard `of`.
-    /// Returns the room that its shard does not lease any more.
+    /// Evicts a block of the shard that has the oldest of all, of equally old ones one that is not in the
+    /// shard `of`: the largest of its oldest few. Returns the room that its shard does not lease any more.
     fn evict_oldest(&self, of: usize) -> Option<u64> {
         let age = |at: &usize| {
             let state = &mut *self.shards.lock(*at);
@@ -110,7 +110,7 @@ impl<A: DeviceAllocator> Store<A> {
         };
         let oldest = (0..self.shards.count()).min_by_key(age)?;
         let state: &mut State<A> = &mut self.shards.lock(oldest);
-        let record = state.blocks.take_oldest(u64::MAX, |_| true)?;
+        let record = state.blocks.take_to_evict()?;
         let room = record.bytes.min(state.lease);
         state.evict(record, &self.bounds.keeping);
         state.lease -= room;

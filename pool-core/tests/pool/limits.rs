@@ -177,15 +177,30 @@ fn a_bound_that_other_threads_do_not_use_any_more_is_free_to_take() {
 }
 
 #[test]
-fn the_oldest_goes_first_and_the_newcomer_is_kept() {
+fn of_the_oldest_the_largest_goes_first_and_the_newcomer_is_kept() {
     let pool =
         BucketPool::builder(SimDevice::new()).policy(BucketPolicy::Exact).cached_limit(100).build();
     let live: Vec<_> = [30, 31, 32, 33].map(|bytes| pool.allocate(bytes).unwrap()).into();
-    live.into_iter().for_each(drop); // 30 comes back first
-    assert_eq!(pool.cached_buffers(), [(31, 1), (32, 1), (33, 1)].into());
+    live.into_iter().for_each(drop); // 33 comes back last
+    assert_eq!(pool.cached_buffers(), [(30, 1), (31, 1), (33, 1)].into());
     drop(pool.allocate(51).unwrap()); // more than half the bound: it is not kept
-    assert_eq!(pool.cached_buffers(), [(31, 1), (32, 1), (33, 1)].into());
+    assert_eq!(pool.cached_buffers(), [(30, 1), (31, 1), (33, 1)].into());
     assert_eq!(pool.stats().evictions, 2);
+}
+
+/// Blocks of one size go by age, and a large one that is not among the oldest few stays.
+#[test]
+fn the_oldest_of_equal_blocks_goes_first() {
+    let limit = 60 * KIB;
+    let pool = BucketPool::builder(SimDevice::new()).cached_limit(limit).build();
+    let live: Vec<_> = (0..60).map(|_| pool.allocate(KIB).unwrap()).collect();
+    let large = pool.allocate(4 * KIB).unwrap();
+    live.into_iter().for_each(drop);
+    drop(large); // four of the small ones go
+    assert_eq!(pool.cached_buffers(), [(KIB, 56), (4 * KIB, 1)].into());
+    let other = pool.allocate(2 * KIB).unwrap();
+    drop(other);
+    assert_eq!(pool.cached_buffers(), [(KIB, 54), (2 * KIB, 1), (4 * KIB, 1)].into());
 }
 
 #[test]

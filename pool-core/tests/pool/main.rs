@@ -17,6 +17,7 @@ mod locks;
 mod many_blocks;
 mod messages;
 mod observers;
+mod odd_kinds;
 mod panics;
 mod ranges;
 mod readers;
