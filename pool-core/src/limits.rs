@@ -9,7 +9,7 @@ mod transit;
 mod waiters;
 
 pub use budget::{Budget, Pressure};
-pub(crate) use budget::{Member, WakeBudget};
+pub(crate) use budget::{DeviceId, Member, WakeBudget};
 pub(crate) use cached::BucketLimit;
 pub use cached::{CachedLimit, FullBucket};
 pub(crate) use ledger::{Ledger, Shortfall};

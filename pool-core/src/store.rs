@@ -48,7 +48,7 @@ use crate::block::guards::{GUARD_BYTES, Guards};
 use crate::block::record::RecordOwner;
 use crate::block::request::{Key, PoolRequest};
 use crate::invariant::{self, Scope};
-use crate::limits::{Budget, CachedLimit, Ledger, Retention, Ticks, Transit};
+use crate::limits::{Budget, CachedLimit, DeviceId, Ledger, Retention, Ticks, Transit};
 use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why};
 use crate::shard::{Grant, Homes, Keeping, Shards, State};
@@ -61,6 +61,7 @@ use crate::store::totals::Totals;
 use crate::stream::{Requester, StealPolicy};
 use crate::sys::atomic::{AtomicU32, AtomicU64};
 use crate::sys::{ForkCheck, Mutex, thread_number};
+use std::any::TypeId;
 use std::sync::{Arc, OnceLock};
 
 #[cfg(feature = "check")]
@@ -363,6 +364,20 @@ impl<A: DeviceAllocator> Store<A> {
     /// Returns the address by which a budget tells its pools apart.
     pub(crate) fn address(&self) -> *const () {
         std::ptr::from_ref(self).cast()
+    }
+
+    /// Returns what a budget tells the devices of its pools apart by.
+    pub(crate) fn device(&self) -> DeviceId {
+        let address = std::ptr::from_ref(self.allocator.clock()).addr();
+        // Memory without streams has a clock for each allocator.
+        let address = if A::Clock::HAS_STREAMS { address } else { 0 };
+        DeviceId { clock: TypeId::of::<A::Clock>(), address }
+    }
+
+    /// Whether the pool's own limit leaves `bytes` bytes to a request once the pool has given back what
+    /// it can.
+    pub(crate) fn could_give_back(&self, bytes: u64) -> bool {
+        bytes <= self.ledger.limit().saturating_sub(self.lost_bytes())
     }
 
     /// Returns the bound on free bytes at this moment.

@@ -6,6 +6,7 @@ use crate::port::{DeviceError, Limit};
 use crate::size::{Bytes, LARGEST};
 use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use crate::sys::{Lock, Mutex};
+use std::any::TypeId;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
@@ -64,8 +65,21 @@ pub(crate) trait Member: Send + Sync {
     /// Returns the bytes that the pool's device failed to free. They never become available again.
     fn lost_bytes(&self) -> u64;
 
+    /// Returns the bytes that the pool has from its device.
+    fn reserved_bytes(&self) -> u64;
+
+    fn device(&self) -> DeviceId;
+
     /// Returns the address of the pool's store, which identifies the pool.
     fn address(&self) -> *const ();
+}
+
+/// The device of a pool: the type of its clock, and where streams order its work, the address of the
+/// clock that all its pools share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceId {
+    pub(crate) clock: TypeId,
+    pub(crate) address: usize,
 }
 
 /// A high-water mark: a callback at a share of the limit.
@@ -280,7 +294,7 @@ impl Budget {
     /// Trims the pools other than the one at the address `but`, by `bytes` bytes in all. Returns
     /// the bytes released; `None` if there are no other pools.
     pub(super) fn trim_others(&self, bytes: u64, but: *const ()) -> Option<u64> {
-        let pools: Vec<_> = self.0.pools.lock().iter().filter_map(Weak::upgrade).collect();
+        let pools = self.members();
         let mut others = pools.iter().filter(|pool| pool.address() != but).peekable();
         others.peek()?;
         Some(others.fold(0, |given_back, pool| {
@@ -289,12 +303,23 @@ impl Budget {
         }))
     }
 
-    /// Returns whether the pools have memory that could still be freed, by dropping buffers or by
-    /// trimming caches.
-    pub(crate) fn may_get_memory_back(&self) -> bool {
-        let pools: Vec<_> = self.0.pools.lock().iter().filter_map(Weak::upgrade).collect();
-        let lost: u64 = pools.iter().map(|pool| pool.lost_bytes()).sum();
-        self.reserved_bytes() > lost.saturating_add(self.0.never_freed.load(SeqCst))
+    /// Whether the limit leaves `bytes` bytes to a pool once all pools have given back what they can.
+    pub(crate) fn could_leave(&self, bytes: u64) -> bool {
+        let lost: u64 = self.members().iter().map(|pool| pool.lost_bytes()).sum();
+        let gone = lost.saturating_add(self.0.never_freed.load(SeqCst));
+        bytes <= self.limit().saturating_sub(gone)
+    }
+
+    /// Whether the pools over a device have memory of it that could still be freed, by dropping
+    /// buffers or by trimming caches.
+    pub(crate) fn may_get_back_from(&self, device: DeviceId) -> bool {
+        let pools = self.members();
+        let mut on_it = pools.iter().filter(|pool| pool.device() == device);
+        on_it.any(|pool| pool.reserved_bytes() > pool.lost_bytes())
+    }
+
+    fn members(&self) -> Vec<Arc<dyn Member>> {
+        self.0.pools.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Notes that nobody will free `bytes` of the reserved bytes: their pool was broken and is gone.
@@ -329,8 +354,10 @@ impl Budget {
 
     /// Adds a request to the end of the queue of waiting requests, and returns its id. After this
     /// call returns, every free calls those that it may serve.
-    pub(crate) fn begin_waiting(&self, kind: Kind) -> u64 {
-        let Joined { id, is_only } = self.0.waiters.join(kind);
+    ///
+    /// `pool`: the address of the request's pool.
+    pub(crate) fn begin_waiting(&self, kind: Kind, pool: *const ()) -> u64 {
+        let Joined { id, is_only } = self.0.waiters.join(kind, pool);
         if is_only {
             self.set_awaited_of_pools();
         }

@@ -63,6 +63,11 @@ impl Kind {
 pub(crate) struct Waiter {
     id: u64,
     kind: Kind,
+    /// The address of its pool's store.
+    pool: usize,
+    /// Whether its last try lacked what its pool alone can give back: bytes of the pool's own limit,
+    /// or of its device. Requests of other pools do not wait for it.
+    lacks_own: bool,
     /// How to call it; `None` while it is called, and has not come.
     waker: Option<Waker>,
     /// Whether memory was made available since its last try began.
@@ -132,12 +137,14 @@ impl Waiters {
     /// Whether a request is the first, but for those that others have passed.
     pub(crate) fn is_first(&self, id: u64) -> bool {
         let line = self.line.lock();
-        let mut ahead = line.waiting.iter().take_while(|waiter| waiter.id != id);
-        ahead.all(|waiter| waiter.is_away() && waiter.is_passed)
+        let Some(at) = line.at(id) else { return true };
+        let (ahead, own) = (&line.waiting, &line.waiting[at]);
+        let is_passed = |waiter: &Waiter| waiter.is_away() && waiter.is_passed;
+        ahead.iter().take(at).all(|ahead| is_passed(ahead) || ahead.lets_pass(own.pool))
     }
 
-    /// Adds a request. Returns its number, and whether no other waits.
-    pub(crate) fn join(&self, kind: Kind) -> Joined {
+    /// Adds a request of the pool at an address. Returns its number, and whether no other waits.
+    pub(crate) fn join(&self, kind: Kind, pool: *const ()) -> Joined {
         let mut line = self.line.lock();
         let id = line.next;
         // Before the request joins: it would stay in the line for good if this panics.
@@ -147,6 +154,8 @@ impl Waiters {
         line.waiting.push_back(Waiter {
             id,
             kind,
+            pool: pool.addr(),
+            lacks_own: false,
             waker: None,
             may_try: true,
             yields: 0,
@@ -160,15 +169,13 @@ impl Waiters {
     /// and the request with its waker, which the caller drops when it holds no lock.
     pub(crate) fn leave(&self, id: u64) -> Left {
         let mut line = self.line.lock();
-        let Some(at) = line.waiting.iter().position(|waiter| waiter.id == id) else {
-            return Left { was_last: false, waiter: None };
-        };
-        let was_first = line.waiting.iter().take(at).all(Waiter::is_away);
+        let Some(at) = line.at(id) else { return Left { was_last: false, waiter: None } };
+        let was_turn = line.is_turn(at);
         let waiter = line.waiting.remove(at);
         let before = self.count.fetch_sub(1, SeqCst);
         let was_last = before == 1;
         let is_counted = before == line.waiting.len() + 1;
-        let called = if was_first { line.call() } else { Vec::new() };
+        let called = if was_turn { line.call() } else { Vec::new() };
         self.calls.store(line.has_calls(), SeqCst);
         drop(line);
         call_all(called);
@@ -179,15 +186,17 @@ impl Waiters {
     }
 
     /// Returns whether a request may try: memory was made available since its last try, and nobody is
-    /// ahead of it who would come. Otherwise keeps `waker`, which is called when both may be so.
-    pub(crate) fn next_step(&self, id: u64, waker: &Waker) -> NextStep {
+    /// ahead of it who would come and whom it has to let pass. Otherwise keeps `waker`, which is called
+    /// when both may be so. `lacks_own`: its last try lacked what its pool alone can give back.
+    pub(crate) fn next_step(&self, id: u64, lacks_own: bool, waker: &Waker) -> NextStep {
         let waker = waker.clone(); // foreign code, so not under the lock
         let mut line = self.line.lock();
-        let Some(at) = line.waiting.iter().position(|waiter| waiter.id == id) else {
-            return NextStep::Try;
-        };
-        let is_turn = line.waiting.iter().take(at).all(Waiter::is_away);
-        let passes = line.waiting.iter().take(at).any(|ahead| !ahead.is_passed);
+        let Some(at) = line.at(id) else { return NextStep::Try };
+        // Those behind it that had to wait for it may have to no more.
+        let lets_more_pass = lacks_own && !line.waiting[at].lacks_own;
+        line.waiting[at].lacks_own = lacks_own;
+        let called = if lets_more_pass { line.call_behind(at) } else { Vec::new() };
+        let (is_turn, passes) = (line.is_turn(at), line.passes(at));
         let waiter = &mut line.waiting[at];
         waiter.is_passed = false;
         let (step, unused) = if !is_turn || !waiter.may_try {
@@ -204,6 +213,7 @@ impl Waiters {
         self.calls.store(line.has_calls(), SeqCst);
         drop(line);
         drop(unused);
+        call_all(called);
         step
     }
 
@@ -236,33 +246,75 @@ impl Waiter {
     fn is_away(&self) -> bool {
         self.kind == Kind::Task && self.waker.is_none() && self.may_try
     }
+
+    /// Whether requests of a pool go past it: what it lacks, that pool could not use.
+    fn lets_pass(&self, pool: usize) -> bool {
+        self.lacks_own && self.pool != pool
+    }
 }
 
 impl Line {
-    /// Lets requests try, from the first to the first thread. Returns how to call them.
-    fn call(&mut self) -> Vec<Waker> {
-        let mut called = Vec::new();
-        for waiter in &mut self.waiting {
-            waiter.may_try = true;
-            called.extend(waiter.waker.take());
-            if waiter.kind == Kind::Thread {
-                break;
+    fn at(&self, id: u64) -> Option<usize> {
+        self.waiting.iter().position(|waiter| waiter.id == id)
+    }
+
+    /// Whether nobody is ahead of a request who would come and does not let it pass.
+    fn is_turn(&self, at: usize) -> bool {
+        let own = self.waiting[at].pool;
+        self.waiting.iter().take(at).all(|ahead| ahead.is_away() || ahead.lets_pass(own))
+    }
+
+    /// Whether a request whose turn it is goes past one that may still come.
+    fn passes(&self, at: usize) -> bool {
+        let own = self.waiting[at].pool;
+        self.waiting.iter().take(at).any(|ahead| !ahead.is_passed && !ahead.lets_pass(own))
+    }
+
+    /// The requests that a return of memory calls: from the first to the first thread, and of those
+    /// behind it the ones that it lets pass, in the same way.
+    fn called(&self) -> impl Iterator<Item = usize> {
+        // The pools of threads that let others pass; `None` once one does not.
+        let mut served_by_first = Some(Vec::new());
+        (0..self.waiting.len()).filter(move |at| {
+            let waiter = &self.waiting[*at];
+            let Some(pools) = &mut served_by_first else { return false };
+            if pools.contains(&waiter.pool) {
+                return false;
             }
+            match waiter.kind {
+                Kind::Thread if waiter.lacks_own => pools.push(waiter.pool),
+                Kind::Thread => served_by_first = None,
+                Kind::Task => {}
+            }
+            true
+        })
+    }
+
+    /// Lets requests try. Returns how to call them.
+    fn call(&mut self) -> Vec<Waker> {
+        let called: Vec<usize> = self.called().collect();
+        self.let_try(called)
+    }
+
+    /// As [`Line::call`], of those behind one.
+    fn call_behind(&mut self, at: usize) -> Vec<Waker> {
+        let called: Vec<usize> = self.called().filter(|other| *other > at).collect();
+        self.let_try(called)
+    }
+
+    fn let_try(&mut self, called: Vec<usize>) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        for at in called {
+            self.waiting[at].may_try = true;
+            wakers.extend(self.waiting[at].waker.take());
         }
-        called
+        wakers
     }
 
     /// Whether [`Line::call`] would change anything.
     fn has_calls(&self) -> bool {
-        for waiter in &self.waiting {
-            if !waiter.may_try || waiter.waker.is_some() {
-                return true;
-            }
-            if waiter.kind == Kind::Thread {
-                return false;
-            }
-        }
-        false
+        let changes = |waiter: &Waiter| !waiter.may_try || waiter.waker.is_some();
+        self.called().any(|at| changes(&self.waiting[at]))
     }
 }
 
@@ -274,7 +326,8 @@ mod tests {
     fn requests_count_from_when_they_join_until_they_leave() {
         let waiters = Waiters::new();
         assert!(!waiters.has_any());
-        let (one, other) = (waiters.join(Kind::Task), waiters.join(Kind::Task));
+        let pool = std::ptr::null();
+        let (one, other) = (waiters.join(Kind::Task, pool), waiters.join(Kind::Task, pool));
         assert!(one.is_only && !other.is_only && waiters.has_any());
         let (first, second) = (one.id, other.id);
         assert!(!waiters.leave(first).was_last, "the second waits");

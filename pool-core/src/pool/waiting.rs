@@ -5,7 +5,7 @@ use crate::error::AllocError;
 use crate::limits::{Kind, NextStep};
 use crate::observe::{EventFields, EventKind};
 use crate::pool::BucketPool;
-use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why};
+use crate::port::{DeviceAllocator, DeviceError, Limit, StreamClock, StreamOf, Why};
 use crate::store::stages::Short;
 use std::fmt;
 use std::future::Future;
@@ -20,7 +20,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// `timeout` until there is memory for it.
     ///
     /// Requests that wait are served in the order of their arrival, over all pools of the
-    /// [`Budget`](crate::limits::Budget). The first of them tries again when a buffer of these pools is
+    /// [`Budget`](crate::limits::Budget); those that lack bytes of their pool's own limit, or of its
+    /// device, let requests of other pools pass. The first of them tries again when a buffer of these pools is
     /// dropped, when memory goes back to the device (`trim`, `shrink_to`, `clear`, `tick`, a pool
     /// that is dropped), and when a limit rises; after some tries in vain once in a millisecond.
     /// [`BucketPool::allocate`] does not wait, and may be served before them. So may requests behind a
@@ -33,8 +34,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// [`Why::TimedOut`] with the pool's figures when the timeout ends. The errors of
     /// [`BucketPool::allocate`], without a wait, if no free in these pools could help the request:
-    /// its size is above the limit, or the device is out of memory although these pools have none
-    /// of it. [`Why::Unsupported`] in a browser if the request would wait: a program must not block there.
+    /// its size is above the limit, or above what lost bytes leave of it, or the device is out of
+    /// memory although these pools have none of it. [`Why::Unsupported`] in a browser if the request would wait: a program must not block there.
     ///
     /// # Examples
     ///
@@ -187,15 +188,20 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.request(stream, bytes, (A::Kind::default(), false))
     }
 
-    /// Whether a return of memory could turn a refusal into success.
+    /// Whether a return of memory could turn a refusal into success: to the limit that refused, or to
+    /// the device.
     pub(super) fn may_wait(&self, short: &Short) -> bool {
-        let store = self.store();
+        let (store, bytes) = (self.store(), short.rounded);
         // The pools may have freed all reserved memory since the failed search.
         let came_back =
             || short.returned.is_some_and(|before| before != store.transit().returns_of_others());
         short.cause.is_out_of_memory()
-            && store.could_hold(short.rounded)
-            && (store.ledger.budget.may_get_memory_back() || came_back())
+            && store.could_hold(bytes)
+            && match short.cause.why {
+                Why::Limit(Limit::Reserved) => store.could_give_back(bytes),
+                Why::Limit(Limit::Budget) => self.budget().could_leave(bytes),
+                _ => self.budget().may_get_back_from(store.device()) || came_back(),
+            }
     }
 
     fn request(
@@ -261,7 +267,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             let budget = self.pool.budget();
             self.waiter_id = Some({
                 let _watch = self.pool.store().watch();
-                budget.begin_waiting(self.kind_of_waiter)
+                budget.begin_waiting(self.kind_of_waiter, self.pool.store().address())
             });
             // Memory that the try above freed may serve a request that began to wait meanwhile.
             budget.wake();
@@ -273,7 +279,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             self.pool.store().notify(EventKind::Wait, fields);
         }
         let id = self.waiter_id.unwrap_or_default();
-        match self.pool.budget().waiters().next_step(id, waker) {
+        match self.pool.budget().waiters().next_step(id, self.lacks_own(), waker) {
             NextStep::Wait => return Step::Wait,
             NextStep::Yield => return Step::Yield,
             NextStep::Try => {}
@@ -292,6 +298,13 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         // One that has not tried yet waits behind others, of which nobody knows.
         let Some(short) = &self.refused else { return true };
         short.figures.as_ref().is_some_and(|figures| figures.pending_bytes > 0)
+    }
+
+    /// Whether its last try lacked bytes of the pool's own limit or of its device, which no other pool
+    /// could use.
+    fn lacks_own(&self) -> bool {
+        let why = self.refused.as_ref().map(|short| short.cause.why);
+        why.is_some_and(|why| why != Why::Limit(Limit::Budget))
     }
 
     /// Lets it try, and those ahead of it, although no memory came back that anybody told of.

@@ -4,7 +4,7 @@
 
 use crate::block::record::{Record, RecordOwner};
 use crate::invariant::{self, Scope};
-use crate::limits::{Budget, Member, WakeBudget};
+use crate::limits::{Budget, DeviceId, Member, WakeBudget};
 use crate::port::{DeviceAllocator, Why};
 use crate::shard::State;
 use crate::store::Store;
@@ -195,6 +195,14 @@ where
             Some(fault) if fault.why == Why::Broken => store.ledger.reserved(),
             _ => store.lost_bytes(),
         }
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.store().ledger.reserved()
+    }
+
+    fn device(&self) -> DeviceId {
+        self.store().device()
     }
 
     fn address(&self) -> *const () {

@@ -3,9 +3,12 @@
 use pool_core::limits::Budget;
 use pool_core::port::Limit;
 use pool_core::{ArenaConfig, BucketPool, MIB, Why};
-use pool_sim::SimDevice;
+use pool_sim::{SimCall, SimDevice};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 /// Pools of several devices under one budget.
 fn pools<const N: usize>(budget: &Budget) -> [BucketPool<SimDevice>; N] {
@@ -228,4 +231,126 @@ fn a_request_is_served_by_what_the_program_spares_in_another_pool() {
     let pool = builder.on_shortage(move |_| spare.lock().unwrap().take().is_some()).build();
     let served = pool.allocate(MIB);
     assert!(served.is_ok(), "{}", served.unwrap_err());
+}
+
+/// A pool whose own limit is mostly lost bytes, and another of its budget that has memory.
+#[test]
+fn a_request_that_its_own_limit_could_never_serve_waits_for_no_other_pool() {
+    let budget = Budget::new(64 * MIB);
+    let device = SimDevice::new();
+    let builder = BucketPool::builder(device.clone()).budget(&budget);
+    let (a, [b]) = (builder.reserved_limit(8 * MIB).build(), pools(&budget));
+    drop([(); 6].map(|()| a.allocate(MIB).unwrap()));
+    device.fail(SimCall::Free, 0, 6);
+    assert!(a.clear().is_err());
+    assert_eq!(a.stats().lost_bytes, 6 * MIB);
+    // Both pools have memory that could come back, of which 2 MiB at most are of use.
+    let _held = (a.allocate(MIB).unwrap(), b.allocate(MIB).unwrap());
+    let refused = a.allocate_timeout(4 * MIB, Duration::MAX).unwrap_err();
+    assert_eq!(refused.why(), Why::Limit(Limit::Reserved));
+    let refused = a.allocate_timeout(2 * MIB, Duration::ZERO).unwrap_err();
+    assert_eq!(refused.why(), Why::TimedOut, "2 MiB may come back");
+}
+
+/// A device that a stranger fills, and a pool over another device that has memory.
+#[test]
+fn a_request_of_a_full_device_waits_for_no_pool_of_another() {
+    let (device, budget) = (SimDevice::with_capacity(8 * MIB), Budget::new(64 * MIB));
+    let stranger = BucketPool::new(device.clone());
+    let _fills = [4, 2].map(|mib| stranger.allocate(mib * MIB).unwrap());
+    let a = BucketPool::builder(device.clone()).budget(&budget).build();
+    let [other] = pools(&budget);
+    let _held = other.allocate(MIB).unwrap();
+    let refused = a.allocate_timeout(4 * MIB, Duration::MAX).unwrap_err();
+    assert_eq!(refused.why(), Why::OutOfMemory);
+    // A pool over the same device could give memory back.
+    let same = BucketPool::builder(device).budget(&budget).build();
+    let _held = same.allocate(MIB).unwrap();
+    let refused = a.allocate_timeout(4 * MIB, Duration::ZERO).unwrap_err();
+    assert_eq!(refused.why(), Why::TimedOut);
+}
+
+/// Lost bytes of all pools are gone from the budget.
+#[test]
+fn a_request_above_what_lost_bytes_leave_of_the_budget_is_refused_at_once() {
+    let (device, budget) = (SimDevice::new(), Budget::new(8 * MIB));
+    let a = BucketPool::builder(device.clone()).budget(&budget).build();
+    let [b] = pools(&budget);
+    drop([(); 6].map(|()| a.allocate(MIB).unwrap()));
+    device.fail(SimCall::Free, 0, 6);
+    assert!(a.clear().is_err());
+    let _held = b.allocate(MIB).unwrap();
+    let refused = b.allocate_timeout(4 * MIB, Duration::MAX).unwrap_err();
+    assert_eq!(refused.why(), Why::Limit(Limit::Budget));
+}
+
+/// One request waits for bytes of its own pool's limit. Requests of other pools, threads and tasks,
+/// go past it; those of its own pool do not.
+#[test]
+fn a_request_that_lacks_its_own_limit_holds_up_its_own_pool_alone() {
+    let budget = Budget::new(64 * MIB);
+    let builder = BucketPool::builder(SimDevice::new()).budget(&budget);
+    let (a, [b]) = (builder.reserved_limit(2 * MIB).build(), pools(&budget));
+    let held = [(); 2].map(|()| a.allocate(MIB).unwrap());
+    let mut first = a.allocate_async(2 * MIB);
+    let calls = Arc::new(Calls::default());
+    let waker = Waker::from(calls.clone());
+    assert!(poll(&mut first, &waker).is_pending());
+    assert!(b.allocate_timeout(4096, Duration::ZERO).is_ok(), "there is room in the budget");
+    let mut task = b.allocate_async(4096);
+    assert!(poll(&mut task, Waker::noop()).is_ready());
+    // Its own pool has 1 MiB now, which is not enough for the first, and which it does not leave to
+    // the next.
+    let [one, other] = held;
+    drop(one);
+    assert!(poll(&mut first, &waker).is_pending());
+    let mut next = a.allocate_async(MIB);
+    assert!(poll(&mut next, Waker::noop()).is_pending(), "it is behind the first");
+    drop(other);
+    assert!(calls.0.load(Relaxed) > 0);
+    assert!(poll(&mut first, &waker).is_ready());
+}
+
+/// A thread and a task of another pool wait behind it for the budget: they come when that has bytes.
+#[test]
+fn what_comes_back_calls_those_behind_a_request_that_lacks_its_own_limit() {
+    let budget = Budget::new(4 * MIB);
+    let builder = BucketPool::builder(SimDevice::new()).budget(&budget);
+    let (a, [b]) = (builder.reserved_limit(MIB).build(), pools(&budget));
+    let (of_a, of_b) = (a.allocate(MIB).unwrap(), [2, 1].map(|mib| b.allocate(mib * MIB).unwrap()));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| a.allocate_timeout(MIB, Duration::MAX).map(drop));
+        await_waiters(&budget, 1);
+        let second = scope.spawn(|| b.allocate_timeout(2 * MIB, Duration::MAX).map(drop));
+        await_waiters(&budget, 2);
+        let third = scope.spawn(|| pollster::block_on(b.allocate_async(MIB)).map(drop));
+        await_waiters(&budget, 3);
+        drop(of_b);
+        assert!(second.join().unwrap().is_ok());
+        assert!(third.join().unwrap().is_ok());
+        assert!(!first.is_finished());
+        drop(of_a);
+        assert!(first.join().unwrap().is_ok());
+    });
+    assert_eq!(budget.waiter_count(), 0);
+}
+
+fn await_waiters(budget: &Budget, count: usize) {
+    while budget.waiter_count() < count {
+        std::thread::yield_now();
+    }
+}
+
+/// Counts its calls.
+#[derive(Default)]
+struct Calls(AtomicU64);
+
+impl Wake for Calls {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
+    pin!(future).poll(&mut Context::from_waker(waker))
 }
