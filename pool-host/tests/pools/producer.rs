@@ -1,4 +1,5 @@
-//! One thread allocates and another frees, without a cached limit: what the pool holds stays.
+//! Two threads allocate and two others free, without a cached limit, over several shards: what the
+//! pool holds stays. `bounded.rs` compares it with what one shard holds.
 //!
 //! ```console
 //! $ BUCKETPOOL_BLOCKS=50000000 \
@@ -13,7 +14,7 @@ use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, PoolBuilder, PooledB
 use pool_host::HostAllocator;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
 /// Blocks that are passed in a run of the tests.
@@ -22,30 +23,48 @@ const BLOCKS: u64 = if cfg!(miri) { 400 } else { 400_000 };
 const ON_THE_WAY: usize = 1000;
 /// Sizes of blocks, in steps of 64 bytes.
 const SIZES: u64 = 200;
+const SHARDS: usize = 4;
 
-/// Passes blocks, and returns the reserved bytes after a 50th, a half and all of them.
+/// Passes blocks, half of them on each of two ways, and returns the reserved bytes after a 50th, a
+/// half and all of them, as one producer sees them.
 fn pass(builder: PoolBuilder<HostAllocator>, blocks: u64) -> [u64; 3] {
-    let pool = builder.cached_limit(CachedLimit::Unlimited).build();
-    let (to, from) = sync_channel::<PooledBuffer<HostAllocator>>(ON_THE_WAY);
-    let mut random = StdRng::seed_from_u64(7);
-    thread::scope(|scope| {
-        scope.spawn(|| from.into_iter().for_each(drop));
-        let mut passed = 0;
-        let reserved = [blocks / 50, blocks / 2, blocks].map(|until| {
-            while passed < until {
-                let bytes = random.random_range(1..=SIZES) * 64;
-                to.send(pool.allocate(bytes).unwrap()).unwrap();
-                passed += 1;
-            }
-            pool.reserved_bytes()
+    let pool = builder.cached_limit(CachedLimit::Unlimited).shards(SHARDS).build();
+    let reserved = thread::scope(|scope| {
+        let ways = [7, 8].map(|seed| {
+            let (to, from) = sync_channel::<PooledBuffer<HostAllocator>>(ON_THE_WAY);
+            scope.spawn(|| from.into_iter().for_each(drop));
+            scope.spawn(|| produce(&pool, to, blocks / 2, seed))
         });
-        drop(to);
-        reserved
-    })
+        ways.map(|way| way.join().unwrap())[0]
+    });
+    let shards = pool.check().free_by_shard;
+    let used = shards.iter().filter(|free| free.bytes > 0).count();
+    assert!(used > 1, "blocks lie in several shards, not in {used} of {}", shards.len());
+    reserved
+}
+
+/// Allocates blocks for one way. Returns the reserved bytes after a 50th, a half and all of them.
+fn produce(
+    pool: &BucketPool<HostAllocator>,
+    to: SyncSender<PooledBuffer<HostAllocator>>,
+    blocks: u64,
+    seed: u64,
+) -> [u64; 3] {
+    let (mut random, mut passed) = (StdRng::seed_from_u64(seed), 0);
+    let reserved = [blocks / 50, blocks / 2, blocks].map(|until| {
+        while passed < until {
+            let bytes = random.random_range(1..=SIZES) * 64;
+            to.send(pool.allocate(bytes).unwrap()).unwrap();
+            passed += 1;
+        }
+        pool.reserved_bytes()
+    });
+    drop(to);
+    reserved
 }
 
 #[test]
-fn what_a_producer_and_a_consumer_hold_does_not_grow() {
+fn what_producers_and_consumers_hold_does_not_grow() {
     let blocks = std::env::var("BUCKETPOOL_BLOCKS").map_or(BLOCKS, |text| text.parse().unwrap());
     let builder = || BucketPool::builder(HostAllocator::new());
     let subjects = [
