@@ -34,7 +34,9 @@ const LOOKS_BACK: usize = 64;
 const STREAMS: usize = 16;
 /// The oldest blocks of which the largest goes where a limit needs room: fewer blocks go for the same
 /// bytes, so fewer are missed (`docs/decisions/049-evictions.md`).
-const OLDEST: usize = 48;
+const OLDEST: usize = 32;
+/// Each so manieth time the oldest goes, so that what is not needed any more does not stay for good.
+const BY_AGE: u32 = 4;
 
 /// The free blocks of a shard.
 pub(crate) struct Blocks<A: DeviceAllocator> {
@@ -45,6 +47,8 @@ pub(crate) struct Blocks<A: DeviceAllocator> {
     by_size: Option<Vec<(A::Kind, SizeSteps)>>,
     /// Bytes of all blocks.
     pub(crate) bytes: u64,
+    /// Blocks that were taken to evict them.
+    evicted: u32,
 }
 
 /// How far a search goes.
@@ -59,7 +63,8 @@ pub(crate) enum Effort {
 impl<A: DeviceAllocator> Blocks<A> {
     /// No blocks. `by_size`: larger blocks may serve a request.
     pub(crate) fn new(by_size: bool) -> Self {
-        Self { table: Table::new(), ages: Ages::EMPTY, by_size: by_size.then(Vec::new), bytes: 0 }
+        let (table, by_size) = (Table::new(), by_size.then(Vec::new));
+        Self { table, ages: Ages::EMPTY, by_size, bytes: 0, evicted: 0 }
     }
 
     /// Takes the block of a size and stream that came last, of a few that `ready` accepts.
@@ -376,11 +381,13 @@ impl<A: DeviceAllocator> Blocks<A> {
     }
 
     /// Takes the block that goes where a limit needs room: the largest of the oldest few, of equal
-    /// ones the oldest.
+    /// ones the oldest; and now and then the oldest.
     pub(crate) fn take_to_evict(&mut self) -> Option<RecordOwner<A>> {
         let (mut largest, mut next) = (self.ages.oldest?, self.ages.oldest);
+        self.evicted = self.evicted.wrapping_add(1);
+        let looks = if self.evicted.is_multiple_of(BY_AGE) { 0 } else { OLDEST };
         let mut most = 0;
-        for _ in 0..OLDEST {
+        for _ in 0..looks {
             let Some(address) = next else { break };
             // SAFETY: the lists own the record, and `self` is borrowed alone.
             let record = unsafe { address.as_ref() };

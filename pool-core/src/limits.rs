@@ -16,4 +16,4 @@ pub(crate) use ledger::{Ledger, Shortfall};
 pub use retention::Retention;
 pub(crate) use retention::{GivenBack, Ticks};
 pub(crate) use transit::{InTransit, Transit};
-pub(crate) use waiters::{Kind, NextStep};
+pub(crate) use waiters::{Asker, Kind, Lacks, NextStep};

@@ -22,7 +22,7 @@ use crate::ranges::list::Group;
 use crate::ranges::segment::Segment;
 use crate::stream::Pending;
 pub(crate) use accounts::Sum;
-pub(crate) use keeping::Keeping;
+pub(crate) use keeping::{EVICTIONS, Keeping};
 pub(crate) use lend::Grant;
 pub(crate) use published::Round;
 pub(crate) use shards::{Homes, Shards};

@@ -11,9 +11,9 @@
 //!     Store::free            free.rs             what passes a limit goes back
 //! ```
 //!
-//! No lock is held across a call of the device, an observer or the program's own code. Two places
-//! hold the locks of several shards: the end of a closed pool (reference.rs), and the last search
-//! before a refusal (refusal.rs).
+//! No lock is held across a call of the device, an observer or the program's own code. No lock of a
+//! shard is waited for while another is held, but by who takes all of them in their order: the end of
+//! a closed pool (reference.rs), the last search before a refusal (refusal.rs), sums, and counts.
 
 mod ask;
 #[cfg(feature = "check")]
@@ -48,7 +48,7 @@ use crate::block::guards::{GUARD_BYTES, Guards};
 use crate::block::record::RecordOwner;
 use crate::block::request::{Key, PoolRequest};
 use crate::invariant::{self, Scope};
-use crate::limits::{Budget, CachedLimit, DeviceId, Ledger, Retention, Ticks, Transit};
+use crate::limits::{Asker, Budget, CachedLimit, DeviceId, Ledger, Retention, Ticks, Transit};
 use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why};
 use crate::shard::{Grant, Homes, Keeping, Shards, State};
@@ -372,6 +372,11 @@ impl<A: DeviceAllocator> Store<A> {
         // Memory without streams has a clock for each allocator.
         let address = if A::Clock::HAS_STREAMS { address } else { 0 };
         DeviceId { clock: TypeId::of::<A::Clock>(), address }
+    }
+
+    /// Returns what requests that wait are told apart by.
+    pub(crate) fn asker(&self) -> Asker {
+        Asker { pool: self.address().addr(), device: self.device() }
     }
 
     /// Whether the pool's own limit leaves `bytes` bytes to a request once the pool has given back what

@@ -2,7 +2,7 @@
 
 use crate::block::record::{Place, Record, RecordOwner};
 use crate::block::request::{Key, PoolRequest};
-use crate::blocks::{Blocks, Effort, OLDEST};
+use crate::blocks::{BY_AGE, Blocks, Effort, OLDEST};
 use crate::port::{DeviceAllocator, DeviceError, Immediate, Memory, Request, StreamOf, Why};
 use crate::size::{BucketPolicy, SizeClasses};
 use rand::rngs::StdRng;
@@ -71,6 +71,13 @@ fn newest(model: &[Known], bytes: u64, key: (u8, u64)) -> Option<Known> {
     model.iter().rev().find(|known| (known.bytes, known.key) == (bytes, key)).copied()
 }
 
+/// The block that goes for others: the largest of the oldest few, or the oldest.
+fn to_evict(blocks: &Blocks<Nothing>, model: &[Known]) -> Option<Known> {
+    let looks = if (blocks.evicted + 1).is_multiple_of(BY_AGE) { 1 } else { OLDEST };
+    let most = model.iter().take(looks).map(|known| known.bytes).max();
+    model.iter().find(|known| Some(known.bytes) == most).copied()
+}
+
 /// Takes a block out of the model.
 fn forget(model: &mut Vec<Known>, id: u64) -> Known {
     let at = model.iter().position(|known| known.id == id).expect("the model has it");
@@ -110,9 +117,8 @@ fn run(seed: u64, steps: u64) {
                 }
             }
             9 => {
+                let expected = to_evict(&blocks, &model);
                 let found = blocks.take_to_evict().map(id_of);
-                let most = model.iter().take(OLDEST).map(|known| known.bytes).max();
-                let expected = model.iter().find(|known| Some(known.bytes) == most);
                 assert_eq!(found, expected.map(|known| known.id), "the largest of the oldest");
                 if let Some(id) = found {
                     forget(&mut model, id);

@@ -1,7 +1,7 @@
 //! One limit for several pools, and the threads and tasks that wait for memory under it.
 
 use super::transit::Transit;
-use super::waiters::{Joined, Kind, Waiters};
+use super::waiters::{Asker, Joined, Kind, Waiters};
 use crate::port::{DeviceError, Limit};
 use crate::size::{Bytes, LARGEST};
 use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
@@ -65,8 +65,8 @@ pub(crate) trait Member: Send + Sync {
     /// Returns the bytes that the pool's device failed to free. They never become available again.
     fn lost_bytes(&self) -> u64;
 
-    /// Returns the bytes that the pool has from its device.
-    fn reserved_bytes(&self) -> u64;
+    /// Returns the bytes that the pool has from its device, and those of calls in progress.
+    fn claimed_bytes(&self) -> u64;
 
     fn device(&self) -> DeviceId;
 
@@ -315,7 +315,7 @@ impl Budget {
     pub(crate) fn may_get_back_from(&self, device: DeviceId) -> bool {
         let pools = self.members();
         let mut on_it = pools.iter().filter(|pool| pool.device() == device);
-        on_it.any(|pool| pool.reserved_bytes() > pool.lost_bytes())
+        on_it.any(|pool| pool.claimed_bytes() > pool.lost_bytes())
     }
 
     fn members(&self) -> Vec<Arc<dyn Member>> {
@@ -355,9 +355,9 @@ impl Budget {
     /// Adds a request to the end of the queue of waiting requests, and returns its id. After this
     /// call returns, every free calls those that it may serve.
     ///
-    /// `pool`: the address of the request's pool.
-    pub(crate) fn begin_waiting(&self, kind: Kind, pool: *const ()) -> u64 {
-        let Joined { id, is_only } = self.0.waiters.join(kind, pool);
+    /// `from`: the request's pool.
+    pub(crate) fn begin_waiting(&self, kind: Kind, from: Asker) -> u64 {
+        let Joined { id, is_only } = self.0.waiters.join(kind, from);
         if is_only {
             self.set_awaited_of_pools();
         }

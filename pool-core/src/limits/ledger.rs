@@ -117,6 +117,10 @@ impl Ledger {
         self.reserved.load(Relaxed)
     }
 
+    pub(crate) fn claimed(&self) -> u64 {
+        self.claimed.load(SeqCst)
+    }
+
     pub(crate) fn peak(&self) -> u64 {
         self.peak.load(Relaxed)
     }

@@ -17,6 +17,7 @@
 
 #[cfg(any(loom, shuttle))]
 use crate::checker::sync::atomic::{AtomicBool, AtomicUsize};
+use crate::limits::budget::DeviceId;
 use crate::sys::Lock;
 #[cfg(not(any(loom, shuttle)))]
 use crate::sys::atomic::{AtomicBool, AtomicUsize};
@@ -60,14 +61,31 @@ impl Kind {
     }
 }
 
+/// The pool of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Asker {
+    /// The address of its store.
+    pub(crate) pool: usize,
+    pub(crate) device: DeviceId,
+}
+
+/// What a request lacks: only requests that could use the same wait for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lacks {
+    /// Bytes of the budget, or nobody knows.
+    Any,
+    /// Bytes of its pool's own limit.
+    Pool,
+    /// Memory of its device.
+    Device,
+}
+
 pub(crate) struct Waiter {
     id: u64,
     kind: Kind,
-    /// The address of its pool's store.
-    pool: usize,
-    /// Whether its last try lacked what its pool alone can give back: bytes of the pool's own limit,
-    /// or of its device. Requests of other pools do not wait for it.
-    lacks_own: bool,
+    from: Asker,
+    /// What its last try lacked.
+    lacks: Lacks,
     /// How to call it; `None` while it is called, and has not come.
     waker: Option<Waker>,
     /// Whether memory was made available since its last try began.
@@ -138,13 +156,11 @@ impl Waiters {
     pub(crate) fn is_first(&self, id: u64) -> bool {
         let line = self.line.lock();
         let Some(at) = line.at(id) else { return true };
-        let (ahead, own) = (&line.waiting, &line.waiting[at]);
-        let is_passed = |waiter: &Waiter| waiter.is_away() && waiter.is_passed;
-        ahead.iter().take(at).all(|ahead| is_passed(ahead) || ahead.lets_pass(own.pool))
+        !line.is_held(at, |ahead| !(ahead.is_away() && ahead.is_passed))
     }
 
-    /// Adds a request of the pool at an address. Returns its number, and whether no other waits.
-    pub(crate) fn join(&self, kind: Kind, pool: *const ()) -> Joined {
+    /// Adds a request. Returns its number, and whether no other waits.
+    pub(crate) fn join(&self, kind: Kind, from: Asker) -> Joined {
         let mut line = self.line.lock();
         let id = line.next;
         // Before the request joins: it would stay in the line for good if this panics.
@@ -154,8 +170,8 @@ impl Waiters {
         line.waiting.push_back(Waiter {
             id,
             kind,
-            pool: pool.addr(),
-            lacks_own: false,
+            from,
+            lacks: Lacks::Any,
             waker: None,
             may_try: true,
             yields: 0,
@@ -187,16 +203,16 @@ impl Waiters {
 
     /// Returns whether a request may try: memory was made available since its last try, and nobody is
     /// ahead of it who would come and whom it has to let pass. Otherwise keeps `waker`, which is called
-    /// when both may be so. `lacks_own`: its last try lacked what its pool alone can give back.
-    pub(crate) fn next_step(&self, id: u64, lacks_own: bool, waker: &Waker) -> NextStep {
+    /// when both may be so. `lacks`: what its last try lacked.
+    pub(crate) fn next_step(&self, id: u64, lacks: Lacks, waker: &Waker) -> NextStep {
         let waker = waker.clone(); // foreign code, so not under the lock
         let mut line = self.line.lock();
         let Some(at) = line.at(id) else { return NextStep::Try };
         // Those behind it that had to wait for it may have to no more.
-        let lets_more_pass = lacks_own && !line.waiting[at].lacks_own;
-        line.waiting[at].lacks_own = lacks_own;
+        let lets_more_pass = lacks != Lacks::Any && line.waiting[at].lacks != lacks;
+        line.waiting[at].lacks = lacks;
         let called = if lets_more_pass { line.call_behind(at) } else { Vec::new() };
-        let (is_turn, passes) = (line.is_turn(at), line.passes(at));
+        let (is_turn, passes) = (line.is_turn(at), line.is_held(at, |ahead| !ahead.is_passed));
         let waiter = &mut line.waiting[at];
         waiter.is_passed = false;
         let (step, unused) = if !is_turn || !waiter.may_try {
@@ -207,13 +223,14 @@ impl Waiters {
             (NextStep::Yield, Some(waker))
         } else {
             (waiter.may_try, waiter.yields) = (false, 0);
-            line.waiting.iter_mut().take(at).for_each(|ahead| ahead.is_passed = true);
+            let ahead = line.waiting.iter_mut().take(at).filter(|ahead| ahead.is_away());
+            ahead.for_each(|ahead| ahead.is_passed = true);
             (NextStep::Try, Some(waker))
         };
         self.calls.store(line.has_calls(), SeqCst);
         drop(line);
-        drop(unused);
         call_all(called);
+        drop(unused); // foreign code, which may panic, so it comes last
         step
     }
 
@@ -247,9 +264,13 @@ impl Waiter {
         self.kind == Kind::Task && self.waker.is_none() && self.may_try
     }
 
-    /// Whether requests of a pool go past it: what it lacks, that pool could not use.
-    fn lets_pass(&self, pool: usize) -> bool {
-        self.lacks_own && self.pool != pool
+    /// Whether a request goes past it: it could not use what this one lacks.
+    fn lets_pass(&self, other: Asker) -> bool {
+        match self.lacks {
+            Lacks::Any => false,
+            Lacks::Pool => self.from.pool != other.pool,
+            Lacks::Device => self.from.device != other.device,
+        }
     }
 }
 
@@ -258,36 +279,39 @@ impl Line {
         self.waiting.iter().position(|waiter| waiter.id == id)
     }
 
-    /// Whether nobody is ahead of a request who would come and does not let it pass.
-    fn is_turn(&self, at: usize) -> bool {
-        let own = self.waiting[at].pool;
-        self.waiting.iter().take(at).all(|ahead| ahead.is_away() || ahead.lets_pass(own))
-    }
-
-    /// Whether a request whose turn it is goes past one that may still come.
-    fn passes(&self, at: usize) -> bool {
-        let own = self.waiting[at].pool;
-        self.waiting.iter().take(at).any(|ahead| !ahead.is_passed && !ahead.lets_pass(own))
-    }
-
-    /// The requests that a return of memory calls: from the first to the first thread, and of those
-    /// behind it the ones that it lets pass, in the same way.
-    fn called(&self) -> impl Iterator<Item = usize> {
-        // The pools of threads that let others pass; `None` once one does not.
-        let mut served_by_first = Some(Vec::new());
-        (0..self.waiting.len()).filter(move |at| {
-            let waiter = &self.waiting[*at];
-            let Some(pools) = &mut served_by_first else { return false };
-            if pools.contains(&waiter.pool) {
-                return false;
+    /// For each request in turn whether one ahead holds it up, of those of which `may_hold` says so. One
+    /// that is held up itself holds up nobody else: who goes past its holder goes past it. Ends where
+    /// all that follow are held up.
+    fn held(&self, may_hold: impl Fn(&Waiter) -> bool) -> impl Iterator<Item = bool> {
+        let (mut holders, mut ends) = (Vec::<&Waiter>::new(), false);
+        self.waiting.iter().map_while(move |waiter| {
+            if ends {
+                return None;
             }
-            match waiter.kind {
-                Kind::Thread if waiter.lacks_own => pools.push(waiter.pool),
-                Kind::Thread => served_by_first = None,
-                Kind::Task => {}
+            let is_held = holders.iter().any(|ahead| !ahead.lets_pass(waiter.from));
+            if !is_held && may_hold(waiter) {
+                ends = waiter.lacks == Lacks::Any;
+                holders.push(waiter);
             }
-            true
+            Some(is_held)
         })
+    }
+
+    /// Whether a request is held up by one ahead of which `may_hold` says so.
+    fn is_held(&self, at: usize, may_hold: impl Fn(&Waiter) -> bool) -> bool {
+        self.held(may_hold).nth(at).unwrap_or(true)
+    }
+
+    /// Whether nobody who would come holds a request up.
+    fn is_turn(&self, at: usize) -> bool {
+        !self.is_held(at, |ahead| !ahead.is_away())
+    }
+
+    /// The requests that a return of memory calls: tasks may not come, so those behind them too, up to
+    /// a thread, and behind that those that go past it.
+    fn called(&self) -> impl Iterator<Item = usize> {
+        let held = self.held(|ahead| ahead.kind == Kind::Thread);
+        held.enumerate().filter(|(_, is_held)| !is_held).map(|(at, _)| at)
     }
 
     /// Lets requests try. Returns how to call them.
@@ -321,13 +345,14 @@ impl Line {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use std::any::TypeId;
 
     #[test]
     fn requests_count_from_when_they_join_until_they_leave() {
         let waiters = Waiters::new();
         assert!(!waiters.has_any());
-        let pool = std::ptr::null();
-        let (one, other) = (waiters.join(Kind::Task, pool), waiters.join(Kind::Task, pool));
+        let from = Asker { pool: 0, device: DeviceId { clock: TypeId::of::<()>(), address: 0 } };
+        let (one, other) = (waiters.join(Kind::Task, from), waiters.join(Kind::Task, from));
         assert!(one.is_only && !other.is_only && waiters.has_any());
         let (first, second) = (one.id, other.id);
         assert!(!waiters.leave(first).was_last, "the second waits");

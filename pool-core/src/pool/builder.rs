@@ -230,8 +230,8 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// [`bucket_limit`](Self::bucket_limit), and under [`ArenaConfig::torch`] and
     /// [`ArenaConfig::uncached`], have one.
     ///
-    /// Several shards reserve at most 1.5 times what one would need, and a block that two threads
-    /// asked the device for at once.
+    /// Several shards of host memory reserve at most 1.5 times what one would need, and a block for
+    /// each thread that asked the device at once (`docs/policies.md`, Shards, has the exceptions).
     ///
     /// With one shard, the pool is one heap whose figures and limits are exact at each moment.
     pub fn shards(self, count: usize) -> Self {

@@ -2,7 +2,7 @@
 
 use crate::buffer::PooledBuffer;
 use crate::error::AllocError;
-use crate::limits::{Kind, NextStep};
+use crate::limits::{Kind, Lacks, NextStep};
 use crate::observe::{EventFields, EventKind};
 use crate::pool::BucketPool;
 use crate::port::{DeviceAllocator, DeviceError, Limit, StreamClock, StreamOf, Why};
@@ -20,8 +20,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// `timeout` until there is memory for it.
     ///
     /// Requests that wait are served in the order of their arrival, over all pools of the
-    /// [`Budget`](crate::limits::Budget); those that lack bytes of their pool's own limit, or of its
-    /// device, let requests of other pools pass. The first of them tries again when a buffer of these pools is
+    /// [`Budget`](crate::limits::Budget); those that lack bytes of their pool's own limit let
+    /// requests of other pools pass, and those that lack memory of their device requests of pools over
+    /// other devices. The first of them tries again when a buffer of these pools is
     /// dropped, when memory goes back to the device (`trim`, `shrink_to`, `clear`, `tick`, a pool
     /// that is dropped), and when a limit rises; after some tries in vain once in a millisecond.
     /// [`BucketPool::allocate`] does not wait, and may be served before them. So may requests behind a
@@ -197,10 +198,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
             || short.returned.is_some_and(|before| before != store.transit().returns_of_others());
         short.cause.is_out_of_memory()
             && store.could_hold(bytes)
-            && match short.cause.why {
-                Why::Limit(Limit::Reserved) => store.could_give_back(bytes),
-                Why::Limit(Limit::Budget) => self.budget().could_leave(bytes),
-                _ => self.budget().may_get_back_from(store.device()) || came_back(),
+            && match lacks(short) {
+                Lacks::Pool => store.could_give_back(bytes) || came_back(),
+                Lacks::Any => self.budget().could_leave(bytes) || came_back(),
+                Lacks::Device => self.budget().may_get_back_from(store.device()) || came_back(),
             }
     }
 
@@ -221,6 +222,15 @@ impl<A: DeviceAllocator> BucketPool<A> {
             waiter_id: None,
             refused: None,
         }
+    }
+}
+
+/// What a request lacked that was refused for lack of memory.
+fn lacks(short: &Short) -> Lacks {
+    match short.cause.why {
+        Why::Limit(Limit::Reserved) => Lacks::Pool,
+        Why::Limit(Limit::Budget) => Lacks::Any,
+        _ => Lacks::Device,
     }
 }
 
@@ -267,7 +277,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             let budget = self.pool.budget();
             self.waiter_id = Some({
                 let _watch = self.pool.store().watch();
-                budget.begin_waiting(self.kind_of_waiter, self.pool.store().address())
+                budget.begin_waiting(self.kind_of_waiter, self.pool.store().asker())
             });
             // Memory that the try above freed may serve a request that began to wait meanwhile.
             budget.wake();
@@ -279,7 +289,8 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             self.pool.store().notify(EventKind::Wait, fields);
         }
         let id = self.waiter_id.unwrap_or_default();
-        match self.pool.budget().waiters().next_step(id, self.lacks_own(), waker) {
+        let lacks = self.refused.as_ref().map_or(Lacks::Any, lacks);
+        match self.pool.budget().waiters().next_step(id, lacks, waker) {
             NextStep::Wait => return Step::Wait,
             NextStep::Yield => return Step::Yield,
             NextStep::Try => {}
@@ -298,13 +309,6 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         // One that has not tried yet waits behind others, of which nobody knows.
         let Some(short) = &self.refused else { return true };
         short.figures.as_ref().is_some_and(|figures| figures.pending_bytes > 0)
-    }
-
-    /// Whether its last try lacked bytes of the pool's own limit or of its device, which no other pool
-    /// could use.
-    fn lacks_own(&self) -> bool {
-        let why = self.refused.as_ref().map(|short| short.cause.why);
-        why.is_some_and(|why| why != Why::Limit(Limit::Budget))
     }
 
     /// Lets it try, and those ahead of it, although no memory came back that anybody told of.

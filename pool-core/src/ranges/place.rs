@@ -123,7 +123,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     fn may_have(&self, id: u32, requester: &Requester<'_, C>) -> bool {
         let can = |mark| {
             requester.is_ready(mark)
-                || !requester.cpu_touches
+                || !requester.must_be_done()
                     && requester.may_query(mark)
                     && requester.clock.is_submitted(mark)
         };

@@ -100,6 +100,8 @@ impl<A: DeviceAllocator> Store<A> {
                 Err(error) => refusal = refusal.or(Some(error)),
             }
         }
+        // Beside a capture some streams refuse to be asked, which says nothing of the device.
+        let refusal = refusal.filter(|_| requester.cpu_touches || !requester.must_be_done());
         refusal.map_or(Ok(None), Err)
     }
 
@@ -200,7 +202,9 @@ impl<A: DeviceAllocator> Store<A> {
                 Asked::Range(moving) => {
                     let id = moving.take_over().pop()?.id;
                     state.ranges.nodes[id].state = NodeState::Live;
-                    state.lend_free_range(id, request, mark, statistics)
+                    let lent = state.lend_free_range(id, request, mark, statistics);
+                    state.publish_used(self.shards.published(at));
+                    lent
                 }
             }
         };

@@ -6,14 +6,12 @@
 use crate::block::record::RecordOwner;
 use crate::limits::CachedLimit;
 use crate::port::DeviceAllocator;
-use crate::shard::State;
+use crate::shard::{EVICTIONS, State};
 use crate::store::Store;
 use crate::sys::atomic::Ordering::SeqCst;
 
 /// A lease grows by one part of the limit in this many, or by a block.
 const PARTS: u64 = 160;
-/// Blocks that are evicted for one at most.
-const EVICTIONS: usize = 64;
 
 impl<A: DeviceAllocator> Store<A> {
     /// Whether free memory has no limit.

@@ -197,8 +197,8 @@ where
         }
     }
 
-    fn reserved_bytes(&self) -> u64 {
-        self.store().ledger.reserved()
+    fn claimed_bytes(&self) -> u64 {
+        self.store().ledger.claimed()
     }
 
     fn device(&self) -> DeviceId {

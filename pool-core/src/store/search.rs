@@ -138,7 +138,8 @@ impl<A: DeviceAllocator> Store<A> {
         let home = self.home(request);
         for at in self.shards_for(request, effort) {
             let own_was_searched = at == home && effort == Effort::Bounded;
-            // Without streams and private pools the hit has looked at all of its home.
+            // Without streams and private pools the hit has looked at all of its home, or of the shard that
+            // it was in instead; `steal` looks at the home in the end.
             if own_was_searched && self.moves_blocks() && !A::Clock::HAS_STREAMS {
                 continue;
             }
@@ -236,8 +237,14 @@ impl<A: DeviceAllocator> Store<A> {
     #[cold]
     fn coalesce_in(&self, at: usize, request: &PoolRequest<'_, A>, effort: Effort) -> bool {
         let (requester, mut any) = (self.requester(request), false);
-        let can =
-            |mark: &MarkOf<A>| requester.may_query(*mark) && requester.clock.is_submitted(*mark);
+        // What a capture takes behind no wait, no wait makes whole either.
+        let needs_done = !requester.clock.takes_work(request.stream);
+        let can = |mark: &MarkOf<A>| {
+            let is_done = || requester.is_ready(*mark) || requester.clock.is_seen_done(*mark);
+            requester.may_query(*mark)
+                && requester.clock.is_submitted(*mark)
+                && (!needs_done || is_done())
+        };
         let may = |marks: &[MarkOf<A>]| marks.iter().all(can);
         let wanted = self.shape.range_request(request);
         let mut from = {

@@ -257,6 +257,7 @@ impl<A: DeviceAllocator> Store<A> {
         }
         progress.given_back += self.free_before_growing(home, progress.effort).0;
         let fresh = self.grow(request).inspect(|_| self.count_out_of_private(request));
+        let fresh = fresh.inspect_err(|_| self.forget_refused(request));
         fresh.map(|fresh| self.served(home, progress.stage, fresh))
     }
 

@@ -7,7 +7,7 @@ use crate::block::record::{Record, RecordOwner};
 use crate::block::request::PoolRequest;
 use crate::blocks::Effort;
 use crate::limits::InTransit;
-use crate::port::DeviceAllocator;
+use crate::port::{DeviceAllocator, StreamClock};
 use crate::shard::State;
 use crate::store::Store;
 use crate::store::totals::Miss;
@@ -53,6 +53,12 @@ impl<A: DeviceAllocator> Store<A> {
                 return record;
             }
         }
+        // The hit may have been in another shard than its home, which was busy.
+        let requester = self.requester(request);
+        let own = self.shards.lock(home).take_block(request, &requester, self.bounds.statistics);
+        if own.is_some() {
+            return own;
+        }
         // Blocks that another thread has on their way are in no shard.
         if !self.transit().others_have_pieces() {
             self.note_needed(request);
@@ -97,10 +103,10 @@ impl<A: DeviceAllocator> Store<A> {
         for block in blocks.iter_mut().take(half) {
             *block = from.blocks.take_oldest_of(key, bytes);
         }
-        if blocks[0].is_none() && self.larger_blocks_serve {
+        if blocks[0].is_none() && (self.larger_blocks_serve || A::Clock::HAS_STREAMS) {
             let (requester, sizes) = (self.requester(request), request.sizes());
             let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&requester);
-            // One: blocks of other sizes are worth less here than where they are.
+            // One: blocks of other sizes and streams are worth less here than where they are.
             blocks[0] = from.blocks.take_of_any(key.kind, &sizes, Effort::Bounded, ready);
         }
         blocks[0].as_ref()?;

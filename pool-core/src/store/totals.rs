@@ -14,7 +14,7 @@ use std::collections::HashMap;
 
 /// What shards may have together, as a multiple of what was needed at once.
 const SLACK: f64 = 1.5;
-/// With each so many blocks that were taken over, the free ones of their size are counted.
+/// With each so manieth take-over the free blocks of the size are counted.
 const TAKES_TO_COUNT: u32 = 4;
 
 /// Bytes of a class.
@@ -74,10 +74,9 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     fn class_of(&self, kind: A::Kind, bytes: u64) -> (A::Kind, u64) {
-        match () {
-            () if self.shape.is_arena() => (A::Kind::default(), 0),
-            () if self.larger_blocks_serve => (kind, u64::from(bytes.max(1).ilog2())),
-            () => (kind, bytes),
+        match self.larger_blocks_serve {
+            true => (kind, u64::from(bytes.max(1).ilog2())),
+            false => (kind, bytes),
         }
     }
 
@@ -112,11 +111,22 @@ impl<A: DeviceAllocator> Store<A> {
         total.needed = (total.needed + bytes).min(total.owned + bytes);
     }
 
+    /// Forgets a class of which the device gave nothing.
+    pub(super) fn forget_refused(&self, request: &PoolRequest<'_, A>) {
+        if self.moves_blocks() {
+            let class = self.class_of(request.key.kind, request.class.bytes);
+            let mut totals = self.totals.0.lock();
+            if totals.get(&class).is_some_and(|total| total.owned == 0) {
+                totals.remove(&class);
+            }
+        }
+    }
+
     /// What a miss does. It takes no lock of a shard.
     pub(super) fn miss(&self, request: &PoolRequest<'_, A>) -> Miss {
         let bytes = request.class.bytes;
-        let mut totals = self.totals.0.lock();
-        let total = totals.entry(self.class_of(request.key.kind, bytes)).or_default();
+        let class = self.class_of(request.key.kind, bytes);
+        let total = self.totals.0.lock().get(&class).copied().unwrap_or_default();
         match total.may_buy(bytes) {
             true => Miss::Buys,
             false => Miss::Searches {
@@ -137,11 +147,11 @@ impl<A: DeviceAllocator> Store<A> {
     /// Counts the free blocks of a size in all shards: the others are needed. Returns whether the miss
     /// may ask the device by that; not where a thread is in a shard, or has blocks on their way.
     pub(super) fn counts_enough(&self, request: &PoolRequest<'_, A>) -> bool {
-        let (bytes, kind, mut free) = (request.class.bytes, request.key.kind, 0);
-        for at in 0..self.shards.count() {
-            let Some(state) = self.shards.try_lock(at) else { return false };
-            free += state.blocks.bytes_of_size(bytes, kind);
-        }
+        let (bytes, kind) = (request.class.bytes, request.key.kind);
+        // All at one time: a block that moved meanwhile would be counted nowhere.
+        let Some(all) = self.shards.try_lock_all() else { return false };
+        let free: u64 = all.iter().map(|state| state.blocks.bytes_of_size(bytes, kind)).sum();
+        drop(all);
         // What a thread has on its way to another shard is in none.
         if self.transit().has_pieces() {
             return false;

@@ -11,21 +11,22 @@ use crate::stream::Pending;
 /// Live ranges that no buffer has. They are free when it is dropped, also by a panic of the device.
 struct WarmRanges<'s, A: DeviceAllocator> {
     store: &'s Store<A>,
-    /// Their shard.
-    at: usize,
-    ids: Vec<u32>,
+    /// Their shards and numbers.
+    ids: Vec<(usize, u32)>,
     /// A request that finds none of them waits until they are free.
     _in_transit: InTransit<'s>,
 }
 
 impl<A: DeviceAllocator> Drop for WarmRanges<'_, A> {
     fn drop(&mut self) {
-        let state = &mut *self.store.shards.lock(self.at);
-        for id in std::mem::take(&mut self.ids) {
+        let shards = &self.store.shards;
+        for (at, id) in std::mem::take(&mut self.ids) {
+            let state = &mut *shards.lock(at);
             let node = &mut state.ranges.nodes[id];
             let (marks, unzeroed) = (std::mem::take(&mut node.marks), node.unzeroed);
             let when = (unzeroed, state.turn);
             state.ranges.free(self.store.allocator.clock(), id, marks, when);
+            state.publish_used(shards.published(at));
         }
     }
 }
@@ -53,6 +54,9 @@ impl<A: DeviceAllocator> Store<A> {
         self.has_room(at, request)?;
         let _in_transit = InTransit::new(self.transit()); // until it is free memory
         let mut record = self.new_block(request)?;
+        if self.moves_blocks() {
+            self.note_needed(request);
+        }
         if A::MEMORY.allocating == Allocating::AtOnce {
             record.marks.get_mut().belong_to_nobody();
         }
@@ -97,15 +101,16 @@ impl<A: DeviceAllocator> Store<A> {
         request: &PoolRequest<'_, A>,
         count: usize,
     ) -> Result<(), DeviceError> {
-        let at = self.home(request);
+        let (home, shards) = (self.home(request), self.shards.count());
         let in_transit = InTransit::new(self.transit());
-        let mut taken = WarmRanges { store: self, at, ids: Vec::new(), _in_transit: in_transit };
+        let mut taken = WarmRanges { store: self, ids: Vec::new(), _in_transit: in_transit };
         let mut result = Ok(());
         for _ in 0..count {
-            let free = self.free_range(at, request);
+            let mut from_home = (0..shards).map(|step| (home + step) % shards);
+            let free = from_home.find_map(|at| Some((at, self.free_range(at, request)?)));
             let is_fresh = free.is_none();
-            match free.map_or_else(|| self.grow_range(at, request), Ok) {
-                Ok(id) => {
+            match free.map_or_else(|| Ok((home, self.grow_range(home, request)?)), Ok) {
+                Ok((at, id)) => {
                     let state = &mut *self.shards.lock(at);
                     let node = &mut state.ranges.nodes[id];
                     if is_fresh && !A::MEMORY.cpu_touches {
@@ -116,7 +121,8 @@ impl<A: DeviceAllocator> Store<A> {
                     let bytes = node.bytes;
                     state.turn += 1;
                     state.ranges.count_out(bytes);
-                    taken.ids.push(id);
+                    state.publish_used(self.shards.published(at));
+                    taken.ids.push((at, id));
                 }
                 Err(error) => {
                     result = Err(error);
@@ -125,7 +131,7 @@ impl<A: DeviceAllocator> Store<A> {
             }
         }
         drop(taken);
-        let kept = self.shards.lock(at).kept(); // the limit may take all locks
+        let kept = self.sum().kept; // the limit may take all locks
         if result.is_ok() && kept > self.cached_limit() {
             result = Err(DeviceError::limit(Limit::Cached));
         }

@@ -296,6 +296,8 @@ fn a_request_that_lacks_its_own_limit_holds_up_its_own_pool_alone() {
     let calls = Arc::new(Calls::default());
     let waker = Waker::from(calls.clone());
     assert!(poll(&mut first, &waker).is_pending());
+    let mut next = a.allocate_async(MIB);
+    assert!(poll(&mut next, Waker::noop()).is_pending(), "it is behind the first");
     assert!(b.allocate_timeout(4096, Duration::ZERO).is_ok(), "there is room in the budget");
     let mut task = b.allocate_async(4096);
     assert!(poll(&mut task, Waker::noop()).is_ready());
@@ -304,11 +306,31 @@ fn a_request_that_lacks_its_own_limit_holds_up_its_own_pool_alone() {
     let [one, other] = held;
     drop(one);
     assert!(poll(&mut first, &waker).is_pending());
-    let mut next = a.allocate_async(MIB);
-    assert!(poll(&mut next, Waker::noop()).is_pending(), "it is behind the first");
+    assert!(poll(&mut next, Waker::noop()).is_pending(), "it lets the first come");
     drop(other);
     assert!(calls.0.load(Relaxed) > 0);
     assert!(poll(&mut first, &waker).is_ready());
+}
+
+/// What one lacks of a device, another pool over the same device could use.
+#[test]
+fn requests_that_lack_their_device_hold_up_all_pools_over_it() {
+    let (device, budget) = (SimDevice::with_capacity(8 * MIB), Budget::default());
+    let [a, b] = [(); 2].map(|()| BucketPool::builder(device.clone()).budget(&budget).build());
+    let [other] = pools(&budget);
+    let [one, two] = [(); 2].map(|()| b.allocate(4 * MIB).unwrap());
+    let mut large = a.allocate_async(8 * MIB);
+    let calls = Arc::new(Calls::default());
+    let waker = Waker::from(calls);
+    assert!(poll(&mut large, &waker).is_pending());
+    drop(one);
+    // The large one comes, and there is not enough: it waits on, and nobody takes what there is.
+    assert!(poll(&mut large, &waker).is_pending());
+    let refused = b.allocate_timeout(4 * MIB, Duration::ZERO).unwrap_err();
+    assert_eq!(refused.why(), Why::TimedOut);
+    assert!(other.allocate_timeout(4 * MIB, Duration::ZERO).is_ok(), "of another device");
+    drop(two);
+    assert!(poll(&mut large, &waker).is_ready());
 }
 
 /// A thread and a task of another pool wait behind it for the budget: they come when that has bytes.

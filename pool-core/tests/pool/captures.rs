@@ -504,7 +504,9 @@ fn reserved_after_captures(pool: &Pool, seen_done: bool, new_stream: bool) -> u6
         }
         let graph = captured(pool, &c, |pool| {
             let both = [(); 2].map(|()| pool.allocate_on(&c, 64 * KIB).unwrap());
-            both.iter().for_each(|buffer| kernel(buffer, &c));
+            for buffer in &both {
+                kernel(buffer, &c);
+            }
         });
         (0..3).for_each(|_| launch(pool, &graph, &s));
         drop(graph);

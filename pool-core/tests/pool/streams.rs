@@ -349,7 +349,9 @@ fn more_streams_than_lists_keep_their_memory_apart() {
         assert_eq!(free, streams + 1, "one range for each stream, and what nobody has used");
         let (calls, before) = (device.calls(), pool.stats());
         for _ in 0..3 {
-            all.iter().for_each(|stream| drop(pool.allocate_on(stream, 4096).unwrap()));
+            for stream in &all {
+                drop(pool.allocate_on(stream, 4096).unwrap());
+            }
         }
         let after = pool.stats();
         assert_eq!(after.hits - before.hits, 3 * streams as u64);
@@ -361,7 +363,9 @@ fn more_streams_than_lists_keep_their_memory_apart() {
             device.clock().retire(stream).unwrap();
         }
         let others: Vec<_> = (0..streams / 2).map(|_| device.stream()).collect();
-        others.iter().for_each(|stream| drop(four(stream)));
+        for stream in &others {
+            drop(four(stream));
+        }
         pool.check();
         assert_eq!(device.hazards(), 0);
     }

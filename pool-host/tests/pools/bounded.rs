@@ -207,6 +207,22 @@ fn arena(config: ArenaConfig) -> PoolBuilder<HostAllocator> {
     BucketPool::builder(HostAllocator::new()).arena(config)
 }
 
+/// Threads that warm up the same ranges of an arena: what one has taken ahead serves them all.
+#[test]
+fn threads_that_warm_up_take_what_one_would() {
+    for config in [ArenaConfig::segments(4 * MIB), ArenaConfig::pages(64 * KIB, 0.05)] {
+        let reserved = [1, 16].map(|shards| {
+            let pool = arena(config).shards(shards).build();
+            let mut threads = TestThreads::new(16);
+            for thread in 0..16 {
+                threads.as_thread(thread, || pool.warm_up(&[(4 * MIB, 10)])).unwrap();
+            }
+            pool.reserved_bytes()
+        });
+        assert!(reserved[1] <= reserved[0] + reserved[0] / 2, "{config:?}: {reserved:?}");
+    }
+}
+
 #[test]
 fn powers_of_two() {
     each_program("pow2", || of(BucketPolicy::PowerOfTwo));
