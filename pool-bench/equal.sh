@@ -1,7 +1,8 @@
 #!/bin/sh
 # Compares what pools do at an earlier commit and here: reserved bytes, hits, misses and calls to the
 # device, for all policies and presets, on all bundled traces, alone, under a cached limit, in lanes
-# of several threads, and on streams. Times are left out. For changes of form that may change nothing.
+# of several threads, of one shard and of four, and on streams. Times are left out. For changes of form
+# that may change nothing.
 #
 #   pool-bench/equal.sh COMMIT
 set -eu
@@ -37,6 +38,11 @@ replays() {
     run "$name" "$program" --streams
     for seed in 1 2 3; do
         run "$name" "$program" --lanes 8 --seed "$seed"
+    done
+    # A pool over memory without streams has several shards.
+    for limit in '' '--cached-limit 25%'; do
+        # shellcheck disable=SC2086 # no limit is no argument
+        run "$name" "$program" --backend host --lanes 8 --shards 4 $limit
     done
 }
 

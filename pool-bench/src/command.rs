@@ -12,6 +12,7 @@ use crate::backend::Backend;
 use crate::contest;
 use crate::input::BadInput;
 use crate::page::advice::advice;
+use crate::pass::Lanes;
 use crate::place::{RECORDS, root};
 use crate::replay::Settings;
 use crate::results::{Output, Results, progress, read_all};
@@ -122,6 +123,12 @@ fn lanes(text: &str) -> Result<usize, String> {
     count.ok_or_else(|| "expected a number of threads, 1 to 256".into())
 }
 
+/// Reads the number of shards.
+fn shards(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| (1..=64).contains(count));
+    count.ok_or_else(|| "expected a number of shards, 1 to 64".into())
+}
+
 /// Replays traces under each policy.
 #[derive(Debug, Args)]
 struct Replay {
@@ -148,6 +155,10 @@ struct Replay {
     /// The seed of the order of `--lanes`.
     #[arg(long, default_value_t = 1, requires = "lanes")]
     seed: u64,
+    /// Shards of the pool on memory without streams, such as the host's, for `--lanes`; the same is
+    /// replayed with one shard, and both are told. As many as it takes by itself unless named.
+    #[arg(long, value_parser = shards, requires = "lanes")]
+    shards: Option<usize>,
     /// Each lane of the trace as a stream of the simulated device, whose work runs late.
     #[arg(long)]
     streams: bool,
@@ -279,7 +290,10 @@ impl Replay {
             backend: self.backend,
             cached_limit: self.cached_limit.as_deref().map(sizes::cached_limit).transpose()?,
             capacity: self.capacity.as_deref().map(sizes::memory).transpose()?,
-            lanes: self.lanes.map(|lanes| (lanes, self.seed)),
+            lanes: self.lanes.map(|threads| {
+                let (seed, shards) = (self.seed, self.shards);
+                Lanes { threads, seed, shards }
+            }),
         };
         if self.streams {
             results.replay_on_streams(&self.trace, &policies, settings)?;

@@ -58,6 +58,10 @@ pub trait Heap: Sync {
     fn allocate(&self, bytes: usize) -> Self::Block;
     /// Writes the first byte of the block and of each further `step` bytes.
     fn touch(block: &mut Self::Block, step: usize);
+    /// The most bytes that it had from its device, if it knows.
+    fn reserved_peak_bytes(&self) -> Option<u64> {
+        None
+    }
 }
 
 fn touch(start: NonNull<u8>, bytes: usize, step: usize) {
@@ -86,6 +90,10 @@ where
             let bytes: &mut [u8] = buffer;
             touch(NonNull::from(&mut bytes[0]), bytes.len(), step);
         }
+    }
+
+    fn reserved_peak_bytes(&self) -> Option<u64> {
+        Some(self.stats().reserved_peak_bytes)
     }
 }
 

@@ -25,11 +25,21 @@ pub struct Pass<'a> {
     pub cached_limit: Option<CachedLimit>,
     /// Size of a simulated device, in bytes.
     pub capacity: u64,
-    /// Threads that take turns of 1 to 8 steps, and the seed of their order; all steps are done by
-    /// one thread if `None`.
-    pub lanes: Option<(usize, u64)>,
+    /// Threads that take turns; all steps are done by one thread if `None`.
+    pub lanes: Option<Lanes>,
     /// Clock that the steps are timed by.
     pub clock: Clock,
+}
+
+/// Threads that take turns of 1 to 8 steps, and hand buffers to each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Lanes {
+    /// How many.
+    pub threads: usize,
+    /// The seed of their order.
+    pub seed: u64,
+    /// The shards of the pool; as many as it takes by itself if `None`.
+    pub shards: Option<usize>,
 }
 
 /// Counters after all steps of a trace.
@@ -55,6 +65,9 @@ impl Pass<'_> {
         if let Some(limit) = self.cached_limit {
             builder = builder.cached_limit(limit);
         }
+        if let Some(shards) = self.lanes.and_then(|lanes| lanes.shards) {
+            builder = builder.shards(shards);
+        }
         let cached_limit = builder.bound_on_cached_bytes();
         let pool = builder.build();
         let mut slots: Vec<_> = std::iter::repeat_with(|| None).take(self.trace.slots).collect();
@@ -71,9 +84,9 @@ impl Pass<'_> {
         };
         let ((), ns) = self.clock.time(|| match self.lanes {
             None => do_steps(&self.trace.steps),
-            Some((lanes, seed)) => {
-                let mut threads = TestThreads::new(lanes);
-                for (thread, steps) in turns(&self.trace.steps, lanes, seed) {
+            Some(lanes) => {
+                let mut threads = TestThreads::new(lanes.threads);
+                for (thread, steps) in turns(&self.trace.steps, lanes) {
                     threads.as_thread(thread, || do_steps(steps));
                 }
             }
@@ -86,13 +99,13 @@ impl Pass<'_> {
 }
 
 /// Cuts steps into turns of 1 to 8, each of a thread; the same for the same seed.
-fn turns(steps: &[Step], lanes: usize, seed: u64) -> impl Iterator<Item = (usize, &[Step])> {
+fn turns(steps: &[Step], lanes: Lanes) -> impl Iterator<Item = (usize, &[Step])> {
     const MAX_TURN: usize = 8;
-    let (mut random, mut rest) = (SmallRng::seed_from_u64(seed), steps);
+    let (mut random, mut rest) = (SmallRng::seed_from_u64(lanes.seed), steps);
     std::iter::from_fn(move || {
         let length = random.random_range(1..=MAX_TURN).min(rest.len());
         let (turn, behind) = rest.split_at(length);
         rest = behind;
-        (length > 0).then(|| (random.random_range(0..lanes), turn))
+        (length > 0).then(|| (random.random_range(0..lanes.threads), turn))
     })
 }

@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::input::BadInput;
 use crate::machine::free_memory;
-use crate::pass::{Pass, Tally};
+use crate::pass::{Lanes, Pass, Tally};
 use crate::spec::NamedPolicy;
 use crate::trace::Trace;
 use bucketpool::limits::CachedLimit;
@@ -19,8 +19,8 @@ pub struct Settings {
     pub cached_limit: Option<CachedLimit>,
     /// Size of the simulated device.
     pub capacity: Option<u64>,
-    /// Threads that take turns, and the seed of their order.
-    pub lanes: Option<(usize, u64)>,
+    /// Threads that take turns.
+    pub lanes: Option<Lanes>,
 }
 
 /// The result of a replay; one line of `--json`.
@@ -35,6 +35,9 @@ pub struct Outcome {
     pub allocations: u64,
     pub live_peak_bytes: u64,
     pub reserved_peak_bytes: u64,
+    /// The same of a pool of one shard in the same run, where several were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved_peak_of_one_shard_bytes: Option<u64>,
     pub hits: u64,
     pub misses: u64,
     pub bypasses: u64,
@@ -80,8 +83,13 @@ pub fn replay(trace: &Trace, spec: &NamedPolicy, settings: Settings) -> Result<O
     }
     let (cached_limit, lanes) = (settings.cached_limit, settings.lanes);
     let pass = Pass { trace, spec, cached_limit, capacity, lanes, clock: backend.clock() };
-    let tally = backend.replay(&pass).map_err(|why| absent(backend, &why))?;
-    Ok(outcome(trace, &spec.text, backend, &tally))
+    let run = |pass: &Pass<'_>| backend.replay(pass).map_err(|why| absent(backend, &why));
+    let mut outcome = outcome(trace, &spec.text, backend, &run(&pass)?);
+    if let Some(lanes) = lanes.filter(|lanes| lanes.shards.is_some()) {
+        let one = Pass { lanes: Some(Lanes { shards: Some(1), ..lanes }), ..pass };
+        outcome.reserved_peak_of_one_shard_bytes = Some(run(&one)?.asked.peak_bytes);
+    }
+    Ok(outcome)
 }
 
 /// Checks that a replay on real memory has room on this machine: the policy is replayed on a
@@ -143,6 +151,7 @@ pub(crate) fn outcome(trace: &Trace, policy: &str, backend: Backend, tally: &Tal
         allocations: trace.allocations,
         live_peak_bytes: trace.live_peak_bytes,
         reserved_peak_bytes: asked.peak_bytes,
+        reserved_peak_of_one_shard_bytes: None,
         hits: stats.hits,
         misses: stats.misses,
         bypasses: stats.bypasses,

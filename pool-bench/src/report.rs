@@ -18,12 +18,10 @@ use std::collections::BTreeMap;
 /// Replays, one row each.
 #[must_use]
 pub fn replays(outcomes: &[Outcome]) -> String {
-    let mut table = table(&[
-        "trace",
-        "policy",
-        "on",
-        "cached limit",
-        "reserved peak",
+    let of_shards = outcomes.iter().any(|o| o.reserved_peak_of_one_shard_bytes.is_some());
+    let mut columns = vec!["trace", "policy", "on", "cached limit", "reserved peak"];
+    columns.extend(of_shards.then_some("of one shard"));
+    columns.extend([
         "over live",
         "hit rate",
         "bypasses",
@@ -33,22 +31,29 @@ pub fn replays(outcomes: &[Outcome]) -> String {
         "handles/1000",
         "ns/op",
     ]);
+    let mut table = table(&columns);
     for o in outcomes.iter().filter(|o| o.streams.is_none()) {
-        table.add_row(row(&[
-            &o.trace,
-            &o.policy,
-            o.backend.name(),
-            &o.cached_limit,
-            &Bytes(o.reserved_peak_bytes).to_string(),
-            &reserved_over_live(o.reserved_peak_bytes, o.live_peak_bytes),
-            &percent(o.hit_rate),
-            &o.bypasses.to_string(),
-            &o.ooms.to_string(),
-            &o.evictions.to_string(),
-            &per_1000(o.device_allocations + o.device_frees, o.allocations),
-            &per_1000(o.device_handles, o.allocations),
-            &format!("{:.0}", o.ns_per_op),
-        ]));
+        let mut cells = vec![
+            o.trace.clone(),
+            o.policy.clone(),
+            o.backend.name().into(),
+            o.cached_limit.clone(),
+            Bytes(o.reserved_peak_bytes).to_string(),
+        ];
+        let of_one = o.reserved_peak_of_one_shard_bytes;
+        let of_one = || of_one.map(|one| reserved_over_live(o.reserved_peak_bytes, one));
+        cells.extend(of_shards.then(|| of_one().unwrap_or_default()));
+        cells.extend([
+            reserved_over_live(o.reserved_peak_bytes, o.live_peak_bytes),
+            percent(o.hit_rate),
+            o.bypasses.to_string(),
+            o.ooms.to_string(),
+            o.evictions.to_string(),
+            per_1000(o.device_allocations + o.device_frees, o.allocations),
+            per_1000(o.device_handles, o.allocations),
+            format!("{:.0}", o.ns_per_op),
+        ]);
+        table.add_row(row(&cells.iter().map(String::as_str).collect::<Vec<_>>()));
     }
     table.to_string()
 }

@@ -32,6 +32,9 @@ pub struct Row {
     /// The most bytes that the device had handed out at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserved_peak_bytes: Option<u64>,
+    /// The same of a pool of one shard with this policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved_peak_of_one_shard_bytes: Option<u64>,
     /// The most bytes that were resident beyond what was before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resident_peak_bytes: Option<u64>,

@@ -6,6 +6,7 @@
 
 use bucketpool::limits::CachedLimit;
 use pool_bench::backend::Backend;
+use pool_bench::pass::Lanes;
 use pool_bench::replay::{Outcome, Settings, replay};
 use pool_bench::streams::{self, Arrangement};
 use pool_bench::{spec, trace};
@@ -163,8 +164,32 @@ fn lanes_take_the_same_turns_for_the_same_seed() {
         assert_eq!((outcome.ooms, outcome.hits + outcome.misses), (0, outcome.allocations));
         (outcome.hits, outcome.reserved_peak_bytes)
     };
-    assert_eq!(with(Some((8, 1))), with(Some((8, 1))));
+    let threads = |threads| Some(Lanes { threads, seed: 1, shards: None });
+    assert_eq!(with(threads(8)), with(threads(8)));
     let one = with(None);
-    assert_eq!(with(Some((1, 1))), one, "a thread's turns are its steps");
-    assert!(with(Some((8, 1))).0 <= one.0);
+    assert_eq!(with(threads(1)), one, "a thread's turns are its steps");
+    assert!(with(threads(8)).0 <= one.0);
+}
+
+/// Eight threads that take turns, and four shards of host memory: under each policy the pool takes at
+/// most half as much again as one shard, and a block of the largest size for each shard.
+#[test]
+fn several_shards_take_the_memory_of_one_under_each_policy() {
+    let file = format!("{}/../traces/bert_embed.ptrace.csv.zst", env!("CARGO_MANIFEST_DIR"));
+    let trace = trace::read(Path::new(&file)).unwrap();
+    let all = "exact,pow2,tiered:4K+64K+1M+16M,fit:1.25,fit:2,arena,arena:torch,arena:pages=64K,\
+               arena:pages=64K:slack=5%,arena:round=64,preset:tile_pipeline,preset:embedding,\
+               preset:ndarray,preset:small_tensors,preset:caching";
+    for spec in spec::list(all).unwrap() {
+        for (limit, seed) in [(None, 1), (Some(CachedLimit::OfPeak(0.25)), 2)] {
+            let lanes = Some(Lanes { threads: 8, seed, shards: Some(4) });
+            let settings =
+                Settings { backend: Backend::HOST, cached_limit: limit, capacity: None, lanes };
+            let outcome = replay(&trace, &spec, settings).unwrap();
+            let of_one = outcome.reserved_peak_of_one_shard_bytes.unwrap();
+            let most = of_one + of_one / 2 + 4 * trace.largest.0;
+            let reserved = outcome.reserved_peak_bytes;
+            assert!(reserved <= most, "{}, {limit:?}: {reserved} for {of_one}", spec.text);
+        }
+    }
 }

@@ -14,6 +14,7 @@ fn outcome(trace: &str, policy: &str) -> Outcome {
         allocations: 17694,
         live_peak_bytes: 194_000_000,
         reserved_peak_bytes: 231_000_000,
+        reserved_peak_of_one_shard_bytes: None,
         hits: 16000,
         misses: 1690,
         bypasses: 3,
@@ -52,6 +53,14 @@ fn replays_on_streams_are_a_table() {
 fn replays_are_a_table() {
     let outcomes = [outcome("resnet18_train", "exact"), outcome("resnet18_train", "tiered:4K+16M")];
     insta::assert_snapshot!(replays(&outcomes));
+}
+
+#[test]
+fn replays_with_several_shards_tell_the_memory_of_one() {
+    let reserved_peak_of_one_shard_bytes = Some(210_000_000);
+    let several =
+        Outcome { reserved_peak_of_one_shard_bytes, ..outcome("resnet18_train", "exact") };
+    insta::assert_snapshot!(replays(&[outcome("direct", "direct"), several]));
 }
 
 fn standing() -> Standing {

@@ -74,6 +74,13 @@ impl ThreadContender {
         }
     }
 
+    /// Does work on a pool of one shard with this contender's policy; `None` for another contender.
+    pub fn with_one_shard<W: OnHeap>(&self, work: W) -> Option<W::Result> {
+        let Self::Pool(policy) = self else { return None };
+        let pool: HostPool = policy.builder(HostAllocator::new()).shards(1).build();
+        Some(work.on(&pool))
+    }
+
     /// Does work on this contender's memory. A pool is made for it and ends with it.
     pub fn with<W: OnHeap>(&self, work: W) -> W::Result {
         match self {

@@ -65,23 +65,31 @@ pub fn run(policies: &[NamedPolicy], smoke: bool, seed: u64, mut tick: impl FnMu
         let contenders = ThreadContender::of(&load, policies);
         for threads in numbers() {
             let mut samples = vec![Vec::new(); contenders.len()];
+            let mut reserved = vec![Vec::new(); contenders.len()];
             let mut taken = Vec::new();
             for _ in 0..rounds(smoke) {
                 let order = orders.next(contenders.len());
-                let took: Vec<(usize, f64)> = ran.round(smoke, || {
+                let took: Vec<(usize, Measured)> = ran.round(smoke, || {
                     let run =
                         |at: &usize| (*at, contenders[*at].with(FreeRun { load, threads, time }));
                     order.iter().map(run).collect()
                 });
-                for (at, ns) in took {
+                for (at, Measured { ns, reserved: bytes }) in took {
                     samples[at].push(Some(ns));
+                    reserved[at].extend(bytes);
                 }
                 taken.push(order);
                 tick(load.name);
             }
             let names: Vec<String> = contenders.iter().map(ThreadContender::name).collect();
             let rounds = Rounds::of_samples(names, samples, &taken);
-            let rows = rounds::pool(vec![rounds.rows(load.name, threads as u64)], &[REFERENCE]);
+            let mut rows = rounds::pool(vec![rounds.rows(load.name, threads as u64)], &[REFERENCE]);
+            for ((row, contender), of) in rows.iter_mut().zip(&contenders).zip(&mut reserved) {
+                of.sort_unstable();
+                row.reserved_peak_bytes = of.get(of.len() / 2).copied();
+                let of_one = contender.with_one_shard(FreeRun { load, threads, time });
+                row.reserved_peak_of_one_shard_bytes = of_one.and_then(|one| one.reserved);
+            }
             ran.rows.extend(rows);
         }
     }
@@ -122,17 +130,25 @@ fn two_cores() -> bool {
     })
 }
 
-/// A load on threads that run at once; returns nanoseconds of an operation on its thread.
+/// A load on threads that run at once.
 struct FreeRun {
     load: ThreadLoad,
     threads: usize,
     time: Duration,
 }
 
-impl OnHeap for FreeRun {
-    type Result = f64;
+/// What a free run gave.
+struct Measured {
+    /// Nanoseconds of an operation on its thread.
+    ns: f64,
+    /// The most bytes that a pool had from its device.
+    reserved: Option<u64>,
+}
 
-    fn on<H: Heap>(self, heap: &H) -> f64 {
+impl OnHeap for FreeRun {
+    type Result = Measured;
+
+    fn on<H: Heap>(self, heap: &H) -> Measured {
         let (mail, start) = (Mail::new(self.threads), Barrier::new(self.threads));
         let stop = AtomicBool::new(false);
         // A block of some MiB takes as long as a thousand small ones.
@@ -155,7 +171,7 @@ impl OnHeap for FreeRun {
         let (time, operations) = ran.drain(..).fold((0.0, 0), |(time, operations), (took, ops)| {
             (time + took.as_nanos() as f64, operations + ops)
         });
-        time / operations as f64
+        Measured { ns: time / operations as f64, reserved: heap.reserved_peak_bytes() }
     }
 }
 
