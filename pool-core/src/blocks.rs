@@ -22,7 +22,7 @@ use crate::by_size::{NONE, SizeKey, SizeSteps};
 use crate::port::DeviceAllocator;
 use lists::{Address, Ages};
 use std::ops::RangeInclusive;
-use table::{Bin, Table};
+use table::{Bin, ClassBin, Table};
 
 /// Blocks of a bin that are asked whether they are ready.
 const LOOKS: usize = 8;
@@ -188,15 +188,26 @@ impl<A: DeviceAllocator> Blocks<A> {
 
     /// The classes of these sizes that have blocks, smaller ones first.
     fn classes_in(&self, kind: A::Kind, sizes: &RangeInclusive<u64>, effort: Effort) -> Vec<usize> {
-        let Some(by_size) = self.by_size.as_ref().filter(|_| sizes.start() < sizes.end()) else {
-            return self.table.find(*sizes.start(), kind).into_iter().collect();
-        };
-        let steps = by_size.iter().find(|(of, _)| *of == kind).map(|(_, steps)| steps);
-        let all = steps.into_iter().flat_map(|steps| steps.ascending(&self.table, *sizes.start()));
         let most = if effort == Effort::All { usize::MAX } else { CLASSES };
-        let all = all.filter_map(|id| Some((id as usize, self.table.get(id as usize)?)));
-        let all = all.take_while(|(_, class)| class.bytes <= *sizes.end());
-        all.filter(|(_, class)| class.count > 0).map(|(at, _)| at).take(most).collect()
+        self.filled(kind, sizes).map(|(at, _)| at).take(most).collect()
+    }
+
+    /// The same with their numbers.
+    fn filled(
+        &self,
+        kind: A::Kind,
+        sizes: &RangeInclusive<u64>,
+    ) -> impl Iterator<Item = (usize, &ClassBin<A>)> {
+        let (least, most) = (*sizes.start(), *sizes.end());
+        let by_size = self.by_size.as_ref().filter(|_| least < most);
+        let one = if by_size.is_none() { self.table.find(least, kind) } else { None };
+        let steps = by_size.and_then(|by_size| by_size.iter().find(|(of, _)| *of == kind));
+        let listed =
+            steps.into_iter().flat_map(move |(_, steps)| steps.ascending(&self.table, least));
+        let all = one.into_iter().chain(listed.map(|id| id as usize));
+        let all = all.filter_map(|at| Some((at, self.table.get(at)?)));
+        let all = all.take_while(move |(_, class)| class.bytes <= most);
+        all.filter(|(_, class)| class.count > 0)
     }
 
     #[inline]
@@ -469,9 +480,10 @@ impl<A: DeviceAllocator> Blocks<A> {
         self.count_of_size(bytes, kind).div_ceil(2)
     }
 
-    /// Bytes of the blocks of a size and kind.
-    pub(crate) fn bytes_of_size(&self, bytes: u64, kind: A::Kind) -> u64 {
-        u64::from(self.count_of_size(bytes, kind)) * bytes
+    /// Bytes of the blocks of these sizes and a kind.
+    pub(crate) fn bytes_of(&self, kind: A::Kind, sizes: &RangeInclusive<u64>) -> u64 {
+        let bytes = |class: &ClassBin<A>| u64::from(class.count) * class.bytes;
+        self.filled(kind, sizes).map(|(_, class)| bytes(class)).sum()
     }
 
     fn count_of_size(&self, bytes: u64, kind: A::Kind) -> u32 {

@@ -107,7 +107,10 @@ impl<A: DeviceAllocator> Store<A> {
             let (requester, sizes) = (self.requester(request), request.sizes());
             let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&requester);
             // One: blocks of other sizes and streams are worth less here than where they are.
-            blocks[0] = from.blocks.take_of_any(key.kind, &sizes, Effort::Bounded, ready);
+            blocks[0] = match A::Clock::HAS_STREAMS {
+                true => from.blocks.take_of_any(key.kind, &sizes, Effort::Bounded, ready),
+                false => from.blocks.take_in_range(key, &sizes, ready),
+            };
         }
         blocks[0].as_ref()?;
         let filled: u64 = blocks.iter().flatten().map(|record| record.bytes).sum();

@@ -1,5 +1,5 @@
 //! What a pool has from the device of each size, and how much of it was ever needed at once: by that
-//! its shards are bounded where memory is cheap to make. Below [`SLACK`] times what was needed a miss
+//! its shards are bounded where memory is cheap to make. Below 1.5 times what was needed ([`Rule`]) a miss
 //! asks the device alone; above it the miss takes over what other shards have free (`steal.rs`).
 //!
 //! Needed is what a search of all shards showed: nothing was free, or little. One heap would have
@@ -12,10 +12,21 @@ use crate::store::Store;
 use crate::sys::Mutex;
 use std::collections::HashMap;
 
-/// What shards may have together, as a multiple of what was needed at once.
-const SLACK: f64 = 1.5;
-/// With each so manieth take-over the free blocks of the size are counted.
-const TAKES_TO_COUNT: u32 = 4;
+/// The figures of a class.
+struct Rule {
+    /// What shards may have together without a search, as a multiple of what was needed at once.
+    slack: f64,
+    /// With each so manieth take-over the free blocks of the class are counted.
+    takes_to_count: u32,
+    /// Blocks by which a count raises what is needed at most.
+    most_at_once: u64,
+}
+
+/// Where a block serves its own size.
+const ONE_SIZE: Rule = Rule { slack: 1.5, takes_to_count: 4, most_at_once: 8 };
+/// Where larger blocks serve. A class has many sizes to count, and blocks of it that serve smaller ones
+/// count as needed, where one heap would have smaller blocks.
+const MANY_SIZES: Rule = Rule { slack: 1.35, takes_to_count: 32, most_at_once: 1 };
 
 /// Bytes of a class.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,20 +39,14 @@ struct Total {
     takes: u32,
 }
 
-impl Total {
-    fn may_buy(&self, bytes: u64) -> bool {
-        within(self.owned, bytes, self.needed)
-    }
-}
-
-/// Whether `bytes` more are within [`SLACK`] times what was needed.
+/// Whether `bytes` more are within `slack` times what was needed.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "a float cast saturates"
 )]
-fn within(owned: u64, bytes: u64, needed: u64) -> bool {
-    owned.saturating_add(bytes) <= (needed as f64 * SLACK) as u64
+fn within(slack: f64, owned: u64, bytes: u64, needed: u64) -> bool {
+    owned.saturating_add(bytes) <= (needed as f64 * slack) as u64
 }
 
 /// The classes of a pool. The lock of a shard may be held where this one is taken, not the other way.
@@ -127,13 +132,11 @@ impl<A: DeviceAllocator> Store<A> {
         let bytes = request.class.bytes;
         let class = self.class_of(request.key.kind, bytes);
         let total = self.totals.0.lock().get(&class).copied().unwrap_or_default();
-        match total.may_buy(bytes) {
-            true => Miss::Buys,
-            false => Miss::Searches {
-                first: total.from,
-                counts: !self.larger_blocks_serve && total.takes.is_multiple_of(TAKES_TO_COUNT),
-            },
+        if self.may_buy(total, bytes) {
+            return Miss::Buys;
         }
+        let counts = total.takes.is_multiple_of(self.rule().takes_to_count);
+        Miss::Searches { first: total.from, counts }
     }
 
     /// Notes which shard gave blocks.
@@ -148,24 +151,39 @@ impl<A: DeviceAllocator> Store<A> {
     /// may ask the device by that; not where a thread is in a shard, or has blocks on their way.
     pub(super) fn counts_enough(&self, request: &PoolRequest<'_, A>) -> bool {
         let (bytes, kind) = (request.class.bytes, request.key.kind);
-        // All at one time: a block that moved meanwhile would be counted nowhere.
-        let Some(all) = self.shards.try_lock_all() else { return false };
-        let free: u64 = all.iter().map(|state| state.blocks.bytes_of_size(bytes, kind)).sum();
-        drop(all);
+        let sizes = match self.larger_blocks_serve {
+            true => 1 << bytes.max(1).ilog2()..=u64::MAX >> bytes.max(1).leading_zeros(),
+            false => bytes..=bytes,
+        };
+        let mut free = 0;
+        for at in 0..self.shards.count() {
+            let Some(state) = self.shards.try_lock(at) else { return false };
+            free += state.blocks.bytes_of(kind, &sizes);
+        }
         // What a thread has on its way to another shard is in none.
         if self.transit().has_pieces() {
             return false;
         }
         let mut totals = self.totals.0.lock();
         let total = totals.entry(self.class_of(kind, bytes)).or_default();
-        let needed = (total.owned.saturating_sub(free) + bytes).min(total.owned);
+        // One shard after the other is no snapshot: a block that moved meanwhile is counted nowhere.
+        let most = total.needed.saturating_add(bytes.saturating_mul(self.rule().most_at_once));
+        let needed = (total.owned.saturating_sub(free) + bytes).min(total.owned).min(most);
         total.needed = total.needed.max(needed);
-        total.may_buy(bytes)
+        self.may_buy(*total, bytes)
+    }
+
+    fn may_buy(&self, total: Total, bytes: u64) -> bool {
+        within(self.rule().slack, total.owned, bytes, total.needed)
+    }
+
+    fn rule(&self) -> Rule {
+        if self.larger_blocks_serve { MANY_SIZES } else { ONE_SIZE }
     }
 
     /// Whether an arena of segments may have so many bytes more without a look at other shards.
     pub(super) fn arena_may_buy(&self, missing: u64) -> bool {
-        within(self.ledger.reserved(), missing, self.arena_needs())
+        within(ONE_SIZE.slack, self.ledger.reserved(), missing, self.arena_needs())
     }
 
     /// What an arena of segments may have in all.

@@ -212,7 +212,7 @@ fn arena(config: ArenaConfig) -> PoolBuilder<HostAllocator> {
 fn threads_that_warm_up_take_what_one_would() {
     for config in [ArenaConfig::segments(4 * MIB), ArenaConfig::pages(64 * KIB, 0.05)] {
         let reserved = [1, 16].map(|shards| {
-            let pool = arena(config).shards(shards).build();
+            let pool = arena(config.clone()).shards(shards).build();
             let mut threads = TestThreads::new(16);
             for thread in 0..16 {
                 threads.as_thread(thread, || pool.warm_up(&[(4 * MIB, 10)])).unwrap();

@@ -30,10 +30,11 @@ const SHARDS: usize = 4;
 fn pass(builder: PoolBuilder<HostAllocator>, blocks: u64) -> [u64; 3] {
     let pool = builder.cached_limit(CachedLimit::Unlimited).shards(SHARDS).build();
     let reserved = thread::scope(|scope| {
+        let pool = &pool;
         let ways = [7, 8].map(|seed| {
             let (to, from) = sync_channel::<PooledBuffer<HostAllocator>>(ON_THE_WAY);
             scope.spawn(|| from.into_iter().for_each(drop));
-            scope.spawn(|| produce(&pool, to, blocks / 2, seed))
+            scope.spawn(move || produce(pool, to, blocks / 2, seed))
         });
         ways.map(|way| way.join().unwrap())[0]
     });
