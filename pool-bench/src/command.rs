@@ -12,9 +12,8 @@ use crate::backend::Backend;
 use crate::contest;
 use crate::input::BadInput;
 use crate::page::advice::advice;
-use crate::pass::Lanes;
 use crate::place::{RECORDS, root};
-use crate::replay::Settings;
+use crate::replay::{InTurns, Settings};
 use crate::results::{Output, Results, progress, read_all};
 use crate::spec::{self, NamedPolicy};
 use crate::trace::Trace;
@@ -292,7 +291,7 @@ impl Replay {
             capacity: self.capacity.as_deref().map(sizes::memory).transpose()?,
             lanes: self.lanes.map(|threads| {
                 let (seed, shards) = (self.seed, self.shards);
-                Lanes { threads, seed, shards }
+                InTurns { threads, seed, shards }
             }),
         };
         if self.streams {

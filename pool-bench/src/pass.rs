@@ -26,14 +26,14 @@ pub struct Pass<'a> {
     /// Size of a simulated device, in bytes.
     pub capacity: u64,
     /// Threads that take turns; all steps are done by one thread if `None`.
-    pub lanes: Option<Lanes>,
+    pub lanes: Option<InTurns>,
     /// Clock that the steps are timed by.
     pub clock: Clock,
 }
 
 /// Threads that take turns of 1 to 8 steps, and hand buffers to each other.
 #[derive(Clone, Copy, Debug)]
-pub struct Lanes {
+pub struct InTurns {
     /// How many.
     pub threads: usize,
     /// The seed of their order.
@@ -99,7 +99,7 @@ impl Pass<'_> {
 }
 
 /// Cuts steps into turns of 1 to 8, each of a thread; the same for the same seed.
-fn turns(steps: &[Step], lanes: Lanes) -> impl Iterator<Item = (usize, &[Step])> {
+fn turns(steps: &[Step], lanes: InTurns) -> impl Iterator<Item = (usize, &[Step])> {
     const MAX_TURN: usize = 8;
     let (mut random, mut rest) = (SmallRng::seed_from_u64(lanes.seed), steps);
     std::iter::from_fn(move || {

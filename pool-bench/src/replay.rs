@@ -3,7 +3,8 @@
 use crate::backend::Backend;
 use crate::input::BadInput;
 use crate::machine::free_memory;
-use crate::pass::{Lanes, Pass, Tally};
+pub use crate::pass::InTurns;
+use crate::pass::{Pass, Tally};
 use crate::spec::NamedPolicy;
 use crate::trace::Trace;
 use bucketpool::limits::CachedLimit;
@@ -20,7 +21,7 @@ pub struct Settings {
     /// Size of the simulated device.
     pub capacity: Option<u64>,
     /// Threads that take turns.
-    pub lanes: Option<Lanes>,
+    pub lanes: Option<InTurns>,
 }
 
 /// The result of a replay; one line of `--json`.
@@ -86,7 +87,7 @@ pub fn replay(trace: &Trace, spec: &NamedPolicy, settings: Settings) -> Result<O
     let run = |pass: &Pass<'_>| backend.replay(pass).map_err(|why| absent(backend, &why));
     let mut outcome = outcome(trace, &spec.text, backend, &run(&pass)?);
     if let Some(lanes) = lanes.filter(|lanes| lanes.shards.is_some()) {
-        let one = Pass { lanes: Some(Lanes { shards: Some(1), ..lanes }), ..pass };
+        let one = Pass { lanes: Some(InTurns { shards: Some(1), ..lanes }), ..pass };
         outcome.reserved_peak_of_one_shard_bytes = Some(run(&one)?.asked.peak_bytes);
     }
     Ok(outcome)

@@ -6,8 +6,7 @@
 
 use bucketpool::limits::CachedLimit;
 use pool_bench::backend::Backend;
-use pool_bench::pass::Lanes;
-use pool_bench::replay::{Outcome, Settings, replay};
+use pool_bench::replay::{InTurns, Outcome, Settings, replay};
 use pool_bench::streams::{self, Arrangement};
 use pool_bench::{spec, trace};
 use std::path::Path;
@@ -164,7 +163,7 @@ fn lanes_take_the_same_turns_for_the_same_seed() {
         assert_eq!((outcome.ooms, outcome.hits + outcome.misses), (0, outcome.allocations));
         (outcome.hits, outcome.reserved_peak_bytes)
     };
-    let threads = |threads| Some(Lanes { threads, seed: 1, shards: None });
+    let threads = |threads| Some(InTurns { threads, seed: 1, shards: None });
     assert_eq!(with(threads(8)), with(threads(8)));
     let one = with(None);
     assert_eq!(with(threads(1)), one, "a thread's turns are its steps");
@@ -182,7 +181,7 @@ fn several_shards_take_the_memory_of_one_under_each_policy() {
                preset:ndarray,preset:small_tensors,preset:caching";
     for spec in spec::list(all).unwrap() {
         for (limit, seed) in [(None, 1), (Some(CachedLimit::OfPeak(0.25)), 2)] {
-            let lanes = Some(Lanes { threads: 8, seed, shards: Some(4) });
+            let lanes = Some(InTurns { threads: 8, seed, shards: Some(4) });
             let settings =
                 Settings { backend: Backend::HOST, cached_limit: limit, capacity: None, lanes };
             let outcome = replay(&trace, &spec, settings).unwrap();

@@ -69,12 +69,12 @@ pub fn run(policies: &[NamedPolicy], smoke: bool, seed: u64, mut tick: impl FnMu
             let mut taken = Vec::new();
             for _ in 0..rounds(smoke) {
                 let order = orders.next(contenders.len());
-                let took: Vec<(usize, Measured)> = ran.round(smoke, || {
+                let took: Vec<(usize, ThreadFigures)> = ran.round(smoke, || {
                     let run =
                         |at: &usize| (*at, contenders[*at].with(FreeRun { load, threads, time }));
                     order.iter().map(run).collect()
                 });
-                for (at, Measured { ns, reserved: bytes }) in took {
+                for (at, ThreadFigures { ns, reserved: bytes }) in took {
                     samples[at].push(Some(ns));
                     reserved[at].extend(bytes);
                 }
@@ -138,7 +138,7 @@ struct FreeRun {
 }
 
 /// What a free run gave.
-struct Measured {
+struct ThreadFigures {
     /// Nanoseconds of an operation on its thread.
     ns: f64,
     /// The most bytes that a pool had from its device.
@@ -146,9 +146,9 @@ struct Measured {
 }
 
 impl OnHeap for FreeRun {
-    type Result = Measured;
+    type Result = ThreadFigures;
 
-    fn on<H: Heap>(self, heap: &H) -> Measured {
+    fn on<H: Heap>(self, heap: &H) -> ThreadFigures {
         let (mail, start) = (Mail::new(self.threads), Barrier::new(self.threads));
         let stop = AtomicBool::new(false);
         // A block of some MiB takes as long as a thousand small ones.
@@ -171,7 +171,7 @@ impl OnHeap for FreeRun {
         let (time, operations) = ran.drain(..).fold((0.0, 0), |(time, operations), (took, ops)| {
             (time + took.as_nanos() as f64, operations + ops)
         });
-        Measured { ns: time / operations as f64, reserved: heap.reserved_peak_bytes() }
+        ThreadFigures { ns: time / operations as f64, reserved: heap.reserved_peak_bytes() }
     }
 }
 

@@ -1,12 +1,12 @@
 //! One limit for several pools, and the threads and tasks that wait for memory under it.
 
+use super::asker::{Asker, DeviceId};
 use super::transit::Transit;
-use super::waiters::{Asker, Joined, Kind, Waiters};
+use super::waiters::{Joined, Kind, Waiters};
 use crate::port::{DeviceError, Limit};
 use crate::size::{Bytes, LARGEST};
 use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use crate::sys::{Lock, Mutex};
-use std::any::TypeId;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
@@ -72,14 +72,6 @@ pub(crate) trait Member: Send + Sync {
 
     /// Returns the address of the pool's store, which identifies the pool.
     fn address(&self) -> *const ();
-}
-
-/// The device of a pool: the type of its clock, and where streams order its work, the address of the
-/// clock that all its pools share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceId {
-    pub(crate) clock: TypeId,
-    pub(crate) address: usize,
 }
 
 /// A high-water mark: a callback at a share of the limit.

@@ -17,7 +17,7 @@
 
 #[cfg(any(loom, shuttle))]
 use crate::checker::sync::atomic::{AtomicBool, AtomicUsize};
-use crate::limits::budget::DeviceId;
+use crate::limits::asker::Asker;
 use crate::sys::Lock;
 #[cfg(not(any(loom, shuttle)))]
 use crate::sys::atomic::{AtomicBool, AtomicUsize};
@@ -59,14 +59,6 @@ impl Kind {
             Self::Task => 1000,
         }
     }
-}
-
-/// The pool of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Asker {
-    /// The address of its store.
-    pub(crate) pool: usize,
-    pub(crate) device: DeviceId,
 }
 
 /// What a request lacks: only requests that could use the same wait for it.
@@ -345,6 +337,7 @@ impl Line {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use crate::limits::asker::DeviceId;
     use std::any::TypeId;
 
     #[test]
