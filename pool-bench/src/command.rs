@@ -13,7 +13,7 @@ use crate::contest;
 use crate::input::BadInput;
 use crate::page::advice::advice;
 use crate::place::{RECORDS, root};
-use crate::replay::{InTurns, Settings};
+use crate::replay::Settings;
 use crate::results::{Output, Results, progress, read_all};
 use crate::spec::{self, NamedPolicy};
 use crate::trace::Trace;
@@ -289,10 +289,11 @@ impl Replay {
             backend: self.backend,
             cached_limit: self.cached_limit.as_deref().map(sizes::cached_limit).transpose()?,
             capacity: self.capacity.as_deref().map(sizes::memory).transpose()?,
-            lanes: self.lanes.map(|threads| {
-                let (seed, shards) = (self.seed, self.shards);
-                InTurns { threads, seed, shards }
-            }),
+            lanes: None,
+        };
+        let settings = match self.lanes {
+            Some(threads) => settings.in_turns(threads, self.seed, self.shards),
+            None => settings,
         };
         if self.streams {
             results.replay_on_streams(&self.trace, &policies, settings)?;

@@ -3,8 +3,7 @@
 use crate::backend::Backend;
 use crate::input::BadInput;
 use crate::machine::free_memory;
-pub use crate::pass::InTurns;
-use crate::pass::{Pass, Tally};
+use crate::pass::{InTurns, Pass, Tally};
 use crate::spec::NamedPolicy;
 use crate::trace::Trace;
 use bucketpool::limits::CachedLimit;
@@ -22,6 +21,14 @@ pub struct Settings {
     pub capacity: Option<u64>,
     /// Threads that take turns.
     pub lanes: Option<InTurns>,
+}
+
+impl Settings {
+    /// Lets so many threads take turns, in an order of this seed, over a pool of so many shards.
+    #[must_use]
+    pub fn in_turns(self, threads: usize, seed: u64, shards: Option<usize>) -> Self {
+        Self { lanes: Some(InTurns { threads, seed, shards }), ..self }
+    }
 }
 
 /// The result of a replay; one line of `--json`.

@@ -6,7 +6,8 @@
 
 use bucketpool::limits::CachedLimit;
 use pool_bench::backend::Backend;
-use pool_bench::replay::{InTurns, Outcome, Settings, replay};
+use pool_bench::pass::InTurns;
+use pool_bench::replay::{Outcome, Settings, replay};
 use pool_bench::streams::{self, Arrangement};
 use pool_bench::{spec, trace};
 use std::path::Path;
