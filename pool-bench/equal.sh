@@ -40,10 +40,11 @@ replays() {
         run "$name" "$program" --lanes 8 --seed "$seed"
     done
     # A pool over memory without streams has several shards.
-    for limit in '' '--cached-limit 25%'; do
-        # shellcheck disable=SC2086 # no limit is no argument
-        run "$name" "$program" --backend host --lanes 8 --shards 4 $limit
-    done
+    run "$name" "$program" --backend host --lanes 8 --shards 4 --cached-limit 25%
+    all=$policies
+    policies=${policies#exact,} # which needs more memory than a machine may have
+    run "$name" "$program" --backend host --lanes 8 --shards 4
+    policies=$all
 }
 
 # What the earlier commit does is kept for the next run.
