@@ -110,7 +110,7 @@ fn classes_of_equal_kinds_keep_their_blocks_when_the_table_grows() {
 fn a_random_program_with_odd_kinds_ends() {
     let (pool, mut held) = (pool(CachedLimit::Bytes(16 * 1024)), Vec::new());
     let mut random = StdRng::seed_from_u64(14);
-    for _ in 0..if cfg!(miri) { 400 } else { 20_000 } {
+    for _ in 0..if cfg!(miri) { 100 } else { 20_000 } {
         ALL_EQUAL.set(random.random_range(0..4) == 0);
         match random.random_range(0..8) {
             0 => {
