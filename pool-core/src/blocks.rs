@@ -35,7 +35,7 @@ const STREAMS: usize = 16;
 /// The oldest blocks of which the largest goes where a limit needs room: fewer blocks go for the same
 /// bytes, so fewer are missed (`docs/decisions/049-evictions.md`).
 const OLDEST: usize = 32;
-/// Each so manieth time the oldest goes, so that what is not needed any more does not stay for good.
+/// One time in this many the oldest goes, so that what is not needed any more does not stay for good.
 const BY_AGE: u32 = 4;
 
 /// The free blocks of a shard.

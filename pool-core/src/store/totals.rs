@@ -2,7 +2,7 @@
 //! its shards are bounded where memory is cheap to make. Below 1.5 times what was needed ([`Rule`]) a miss
 //! asks the device alone; above it the miss takes over what other shards have free (`steal.rs`).
 //!
-//! Needed is what a search of all shards showed: nothing was free, or little. One heap would have
+//! Needed is what a search of all shards showed, or a count: nothing was free, or little. One heap would have
 //! that much too. Where a block serves its own size only, a size is a class; where larger ones serve,
 //! sizes between two powers of two are one class; an arena is one class.
 
@@ -16,7 +16,7 @@ use std::collections::HashMap;
 struct Rule {
     /// What shards may have together without a search, as a multiple of what was needed at once.
     slack: f64,
-    /// With each so manieth take-over the free blocks of the class are counted.
+    /// At one take-over in this many the free blocks of the class are counted.
     takes_to_count: u32,
     /// Blocks by which a count raises what is needed at most.
     most_at_once: u64,
