@@ -1,13 +1,13 @@
 //! One limit for several pools.
 
+use crate::waiting::{Calls, poll};
 use pool_core::limits::Budget;
 use pool_core::port::Limit;
 use pool_core::{ArenaConfig, BucketPool, MIB, Why};
 use pool_sim::{SimCall, SimDevice};
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::Waker;
 use std::time::Duration;
 
 /// Pools of several devices under one budget.
@@ -361,18 +361,4 @@ fn await_waiters(budget: &Budget, count: usize) {
     while budget.waiter_count() < count {
         std::thread::yield_now();
     }
-}
-
-/// Counts its calls.
-#[derive(Default)]
-struct Calls(AtomicU64);
-
-impl Wake for Calls {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Relaxed);
-    }
-}
-
-fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
-    pin!(future).poll(&mut Context::from_waker(waker))
 }

@@ -24,7 +24,7 @@ fn pool_of(blocks: u64) -> Pool {
 
 /// Counts its calls.
 #[derive(Default)]
-struct Calls(AtomicUsize);
+pub(crate) struct Calls(pub(crate) AtomicUsize);
 
 impl Wake for Calls {
     fn wake(self: Arc<Self>) {
@@ -32,7 +32,7 @@ impl Wake for Calls {
     }
 }
 
-fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
+pub(crate) fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
     pin!(future).poll(&mut Context::from_waker(waker))
 }
 
