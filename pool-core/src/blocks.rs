@@ -11,7 +11,9 @@
 //! [`Blocks::take`] and [`Blocks::push`] are **the hot path** of a pool without an arena.
 #![expect(unsafe_code, reason = "records of free blocks are owned by their lists")]
 
+mod by_age;
 mod lists;
+mod places;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -28,16 +30,8 @@ use table::{Bin, ClassBin, Table};
 const LOOKS: usize = 8;
 /// Classes by size that are looked at.
 const CLASSES: usize = 64;
-/// Blocks that are looked at for the place of one by age.
-const LOOKS_BACK: usize = 64;
 /// Streams of a class that are looked at, unless all are.
 const STREAMS: usize = 16;
-/// The oldest blocks of which the largest goes where a limit needs room: fewer blocks go for the same
-/// bytes, so fewer are missed (`docs/decisions/049-evictions.md`).
-const OLDEST: usize = 32;
-/// One time in this many the oldest goes, so that what is not needed any more does not stay for good.
-const BY_AGE: u32 = 4;
-
 /// The free blocks of a shard.
 pub(crate) struct Blocks<A: DeviceAllocator> {
     table: Table<A>,
@@ -287,33 +281,6 @@ impl<A: DeviceAllocator> Blocks<A> {
         self.bytes -= record.bytes;
     }
 
-    /// Puts a block back whose room was held, where it was by age, as far as a bounded number of
-    /// looks tells: it is as old as it was.
-    pub(crate) fn put_back(&mut self, key: Key<A::Kind>, record: RecordOwner<A>) {
-        let freed_at = record.freed_at;
-        self.leave_room(&record);
-        self.push(key, record);
-        let Some(at) = self.ages.newest() else { return };
-        let mut older = self.ages.oldest;
-        for _ in 0..LOOKS_BACK {
-            let Some(address) = older.filter(|older| *older != at) else { break };
-            // SAFETY: the lists own the records, and `self` is borrowed alone.
-            let record = unsafe { address.as_ref() };
-            if record.freed_at > freed_at {
-                break;
-            }
-            older = record.links.newer;
-        }
-        if let Some(newer) = older.filter(|older| *older != at) {
-            // SAFETY: both are in the list, and `self` is borrowed alone.
-            unsafe { self.ages.move_before(at, newer) };
-        }
-        // SAFETY: as above.
-        let class = unsafe { at.as_ref() }.class as usize;
-        // SAFETY: `push` has put it on top of the bin of this class that was used last.
-        unsafe { self.table.class(class).bin.blocks.move_to_bottom(at) };
-    }
-
     #[inline(never)]
     fn find_or_add(&mut self, bytes: u64, kind: A::Kind) -> usize {
         match self.table.find(bytes, kind) {
@@ -364,52 +331,6 @@ impl<A: DeviceAllocator> Blocks<A> {
         }
     }
 
-    /// The block that came first.
-    pub(crate) fn oldest(&self) -> Option<&Record<A>> {
-        // SAFETY: the lists own the record, and `self` is borrowed.
-        self.ages.oldest.map(|address| unsafe { address.as_ref() })
-    }
-
-    /// Takes the oldest block of which `may` says so, of those that were freed before `before`.
-    pub(crate) fn take_oldest(
-        &mut self,
-        before: u64,
-        may: impl Fn(&mut Record<A>) -> bool,
-    ) -> Option<RecordOwner<A>> {
-        let mut next = self.ages.oldest;
-        while let Some(mut address) = next {
-            // SAFETY: the lists own the record, and `self` is borrowed alone.
-            let record = unsafe { address.as_mut() };
-            if record.freed_at >= before {
-                return None;
-            }
-            if may(record) {
-                return Some(self.take_address(address));
-            }
-            next = record.links.newer;
-        }
-        None
-    }
-
-    /// Takes the block that goes where a limit needs room: the largest of the oldest few, of equal
-    /// ones the oldest; and now and then the oldest.
-    pub(crate) fn take_to_evict(&mut self) -> Option<RecordOwner<A>> {
-        let (mut largest, mut next) = (self.ages.oldest?, self.ages.oldest);
-        self.evicted = self.evicted.wrapping_add(1);
-        let looks = if self.evicted.is_multiple_of(BY_AGE) { 0 } else { OLDEST };
-        let mut most = 0;
-        for _ in 0..looks {
-            let Some(address) = next else { break };
-            // SAFETY: the lists own the record, and `self` is borrowed alone.
-            let record = unsafe { address.as_ref() };
-            if record.bytes > most {
-                (largest, most) = (address, record.bytes);
-            }
-            next = record.links.newer;
-        }
-        Some(self.take_address(largest))
-    }
-
     /// Bytes of the largest block; 0 if there is none.
     pub(crate) fn largest(&self) -> u64 {
         let with = self.table.iter().filter(|(_, class)| class.count > 0);
@@ -427,18 +348,6 @@ impl<A: DeviceAllocator> Blocks<A> {
         sizes.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
         let take = |(bytes, kind)| self.take_of_any(kind, &(bytes..=bytes), Effort::All, &may);
         sizes.into_iter().find_map(take)
-    }
-
-    /// Takes the block that came first of those of a size and stream.
-    pub(crate) fn take_oldest_of(
-        &mut self,
-        key: Key<A::Kind>,
-        bytes: u64,
-    ) -> Option<RecordOwner<A>> {
-        let at = self.table.find(bytes, key.kind)?;
-        let class = self.table.class(at);
-        let oldest = if class.find(key.stream_id) { class.bin.blocks.bottom } else { None };
-        oldest.map(|address| self.remove(at, address))
     }
 
     /// Takes a block out that is in the lists.
@@ -496,18 +405,6 @@ impl<A: DeviceAllocator> Blocks<A> {
         let Some(at) = self.table.find(bytes, key.kind) else { return 0 };
         let class = self.table.class(at);
         if class.find(key.stream_id) { class.bin.count as usize } else { 0 }
-    }
-
-    /// Bytes of the blocks that came first, of a bounded number.
-    pub(crate) fn bytes_of_oldest(&self, most: usize) -> u64 {
-        self.iter().take(most).map(|record| record.bytes).sum()
-    }
-
-    /// All blocks, the oldest first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Record<A>> {
-        // SAFETY: the lists own the records, and `self` is borrowed as long as the iterator.
-        let at = |address: Address<A>| unsafe { address.as_ref() };
-        std::iter::successors(self.ages.oldest.map(at), move |record| record.links.newer.map(at))
     }
 
     /// How many classes there is room for.

@@ -57,6 +57,9 @@ pub(crate) struct State<A: DeviceAllocator> {
     pub(crate) blocks_peak: u64,
     /// Bytes that may be free here, of whole blocks or of ranges.
     pub(crate) lease: u64,
+    /// Whether it may keep as many blocks of a size as it has leased places, where buckets are limited: not
+    /// in a pool of one shard, which has the whole limit.
+    pub(crate) leases_places: bool,
     /// Larger blocks are not kept.
     pub(crate) largest: u64,
     pub(crate) round: Round,
@@ -93,6 +96,7 @@ impl<A: DeviceAllocator> State<A> {
             allocated_peak: 0,
             blocks_peak: 0,
             lease,
+            leases_places: false,
             largest: lease / 2,
             round: Round::default(),
             closed: false,

@@ -29,6 +29,7 @@ mod model;
 mod moving;
 mod owned;
 mod pages;
+mod places;
 mod private;
 pub(crate) mod privates;
 mod reading;
@@ -55,6 +56,7 @@ use crate::shard::{Grant, Homes, Keeping, Shards, State};
 use crate::size::SizeClasses;
 use crate::store::flags::{BROKEN, Flags, OBSERVED, ZEROES};
 use crate::store::owned::Owned;
+use crate::store::places::Places;
 use crate::store::privates::Privates;
 use crate::store::spread::Peaks;
 use crate::store::totals::Totals;
@@ -119,6 +121,8 @@ pub(crate) struct Store<A: DeviceAllocator> {
     owned: Mutex<Owned>,
     /// By which shards are bounded.
     totals: Totals<A::Kind>,
+    /// What shards have leased of the limits of buckets.
+    places: Places<A::Kind>,
     /// Dropped before the shards, which own the slots of its records.
     pub(crate) privates: Privates<A>,
     pub(crate) shards: Shards<A>,
@@ -149,10 +153,9 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Self {
         let by_size = classes.has_larger_blocks();
         let homes = match () {
-            // Of a size there is one count, and of PyTorch's segments one list.
-            () if shape.uncached || shape.is_torch() || bounds.keeping.limits_buckets => {
-                Homes::First
-            }
+            // Of PyTorch's segments there is one list, of a bucket by stream one count.
+            () if shape.uncached || shape.is_torch() => Homes::First,
+            () if bounds.keeping.limits_buckets && A::Clock::HAS_STREAMS => Homes::First,
             () if A::Clock::HAS_STREAMS => Homes::Stream,
             () => Homes::Thread,
         };
@@ -184,6 +187,7 @@ impl<A: DeviceAllocator> Store<A> {
             calls: Mutex::default(),
             owned: Mutex::default(),
             totals: Totals::new(),
+            places: Places::new(),
             privates: Privates::new(),
         };
         if let Some(count) = shards {
@@ -356,6 +360,7 @@ impl<A: DeviceAllocator> Store<A> {
             || self.calls.is_locked()
             || self.owned.is_locked()
             || self.totals.is_locked()
+            || self.places.is_locked()
             || self.peaks.is_locked()
             || self.ledger.budget.is_locked()
             || self.ledger.budget.has_waiters() // by a thread that does not exist in this process

@@ -32,6 +32,8 @@ pub(super) struct ClassBin<A: DeviceAllocator> {
     pub(super) others: Option<Box<Vec<Bin<A>>>>,
     /// Blocks of all bins.
     pub(super) count: u32,
+    /// Blocks that it may have, where shards lease places of a limit.
+    pub(super) places: u32,
     /// Whether it is among the classes by size, and its links there.
     pub(super) is_listed: bool,
     links: SizeLinks,
@@ -51,6 +53,7 @@ impl<A: DeviceAllocator> ClassBin<A> {
             bin: Bin::empty(0),
             others: None,
             count: 0,
+            places: 0,
             is_listed: false,
             links: SizeLinks::NONE,
         }
@@ -186,16 +189,17 @@ impl<A: DeviceAllocator> Table<A> {
         at
     }
 
-    /// Forgets classes without blocks, and grows where that is not enough. All classes have other
+    /// Forgets classes without blocks and places, and grows where that is not enough. All classes have other
     /// numbers then.
     #[cold]
     pub(super) fn make_room(&mut self) {
-        let filled = self.places.iter().filter(|class| class.count > 0).count();
+        let stays = |class: &ClassBin<A>| class.count > 0 || class.places > 0;
+        let filled = self.places.iter().filter(|class| stays(class)).count();
         let bits = (4 * (filled + 1)).next_power_of_two().ilog2().max(FIRST_BITS);
         let places = (0..1_usize << bits).map(|_| ClassBin::vacant()).collect();
         let before = mem::replace(&mut self.places, places);
         (self.shift, self.used) = (u64::BITS - bits, filled);
-        for class in before.into_iter().filter(|class| class.count > 0) {
+        for class in before.into_iter().filter(stays) {
             let at = self.vacant_place(class.bytes);
             self.places[at] = class;
         }
@@ -205,6 +209,11 @@ impl<A: DeviceAllocator> Table<A> {
     #[cfg(test)]
     pub(super) fn places(&self) -> usize {
         self.places.len()
+    }
+
+    /// All classes.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut ClassBin<A>> {
+        self.places.iter_mut().filter(|class| class.bytes != 0)
     }
 
     /// All classes with their numbers.

@@ -2,7 +2,8 @@
 
 use crate::block::record::{Place, Record, RecordOwner};
 use crate::block::request::{Key, PoolRequest};
-use crate::blocks::{BY_AGE, Blocks, Effort, OLDEST};
+use crate::blocks::by_age::{BY_AGE, OLDEST};
+use crate::blocks::{Blocks, Effort};
 use crate::port::{DeviceAllocator, DeviceError, Immediate, Memory, Request, StreamOf, Why};
 use crate::size::{BucketPolicy, SizeClasses};
 use rand::rngs::StdRng;

@@ -141,10 +141,18 @@ impl<A: DeviceAllocator> State<A> {
             && !(refuses && self.is_bucket_full(key, bytes, keeping))
     }
 
-    /// Whether a bucket has as many blocks as its limit.
-    fn is_bucket_full(&mut self, key: Key<A::Kind>, bytes: u64, keeping: &Keeping) -> bool {
-        let most = keeping.bucket.of(bytes);
-        most != usize::MAX && self.blocks.count_of(key, bytes) >= most
+    /// Whether a bucket has as many blocks as its limit, or as its shard leased places.
+    pub(crate) fn is_bucket_full(
+        &mut self,
+        key: Key<A::Kind>,
+        bytes: u64,
+        keeping: &Keeping,
+    ) -> bool {
+        match keeping.bucket.of(bytes) {
+            usize::MAX => false,
+            _ if self.leases_places => self.blocks.has_no_place(key, bytes),
+            most => self.blocks.count_of(key, bytes) >= most,
+        }
     }
 
     /// Whether a bucket has room for one block more, or gets it.

@@ -6,6 +6,7 @@ use crate::limits::CachedLimit;
 use crate::port::DeviceAllocator;
 use crate::store::Store;
 use crate::sys::atomic::Ordering::Relaxed;
+use std::collections::HashMap;
 
 /// What the full check of a pool found inside: figures that a pool does not report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub struct Checked {
     pub marks_of_private_pools: usize,
     /// Streams that are bound to private pools: while there are any, each request looks for its own.
     pub bound_streams: usize,
+    /// Kinds and sizes of whose bucket limit shards have leased places.
+    pub leased_buckets: usize,
     /// The most ranges that a call looked at under one lock since the last check; 0 in a build
     /// without debug assertions, which does not count them.
     pub most_visits: usize,
@@ -59,8 +62,7 @@ impl<A: DeviceAllocator> Store<A> {
             }
         });
         let limit = self.cached_limit();
-        let (mut private_ranges, mut kept, mut closed) = (0, 0, false);
-        let mut leased = 0;
+        let (mut private_ranges, mut kept, mut leased, mut closed) = (0, 0, 0, false);
         for at in 0..self.shards.count() {
             let state = self.shards.lock(at);
             closed |= state.closed;
@@ -95,6 +97,7 @@ impl<A: DeviceAllocator> Store<A> {
             leased += if self.is_unlimited() { 0 } else { state.lease };
             inside.free_by_shard.push(free);
         }
+        inside.leased_buckets = self.check_places();
         let sum = self.sum();
         let (live, allocated) = (sum.accounts.live.now().0, sum.accounts.allocated.now().0);
         let expected = (inside.live.bytes, inside.live.blocks);
@@ -115,6 +118,24 @@ impl<A: DeviceAllocator> Store<A> {
             self.check_leases(leased, limit);
         }
         inside
+    }
+
+    /// Returns of how many buckets places are leased.
+    fn check_places(&self) -> usize {
+        let mut places = HashMap::new();
+        for at in 0..self.shards.count() {
+            for (class, of_class, count) in self.shards.lock(at).blocks.places_of_all() {
+                assert!(count <= of_class, "{count} blocks of {class:?} in {of_class} places");
+                *places.entry(class).or_default() += of_class;
+            }
+        }
+        let leased = self.places.leased();
+        for (class, leased) in &leased {
+            let most = self.bounds.keeping.bucket.of(class.1);
+            assert!(*leased as usize <= most, "{leased} places of {class:?}, of {most}");
+        }
+        assert_eq!(places, leased, "places that shards have leased");
+        leased.len()
     }
 
     fn check_leases(&self, leased: u64, limit: u64) {

@@ -69,7 +69,7 @@ impl<A: DeviceAllocator> Store<A> {
         limit: u64,
     ) -> (usize, LockGuard<'_, State<A>>, bool) {
         let at = self.shard_of(record);
-        let evicted = self.make_lease(at, record, limit);
+        let evicted = self.make_place(at, record, limit) | self.make_lease(at, record, limit);
         (at, self.shards.lock(at), evicted)
     }
 

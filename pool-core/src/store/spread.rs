@@ -92,6 +92,7 @@ impl<A: DeviceAllocator> Store<A> {
         }
         let first = &mut *all[0];
         if before == 1 {
+            self.begin_leases(first);
             first.publish_used(self.shards.published(0));
             if is_limited {
                 // What it does not use is for the other shards.
@@ -107,11 +108,11 @@ impl<A: DeviceAllocator> Store<A> {
                 used: first.ranges.used_peak,
             };
         }
-        let (turn, closed) = (first.turn, first.closed);
+        let (turn, leases_places, closed) = (first.turn, first.leases_places, first.closed);
         let lease = if is_limited { 0 } else { u64::MAX };
         self.shards.grow(count, |number| {
             let state = State::new(number, self.shape.split(), by_size, lease);
-            State { turn, closed, ..state }
+            State { turn, leases_places, closed, ..state }
         });
     }
 

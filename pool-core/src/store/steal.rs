@@ -19,8 +19,9 @@ const MAX_TAKEN: usize = 32;
 /// Blocks that another shard had, on the stack: nothing allocates under the lock of a shard.
 struct Taken<A: DeviceAllocator> {
     blocks: [Option<RecordOwner<A>>; MAX_TAKEN],
-    /// What of the cached limit they fill.
+    /// What of the cached limit they fill, and of the limit of their bucket.
     lease: u64,
+    places: u32,
 }
 
 /// What a look at another shard gave.
@@ -84,6 +85,9 @@ impl<A: DeviceAllocator> Store<A> {
         self.note_taken(request, at);
         let own = &mut *self.shards.lock(home);
         own.lease = own.lease.saturating_add(taken.lease);
+        if let Some(bytes) = taken.blocks[0].as_ref().map(|record| record.bytes) {
+            own.blocks.add_places(request.key, bytes, taken.places);
+        }
         for record in taken.blocks.into_iter().flatten() {
             own.keep(request.key, record);
         }
@@ -112,10 +116,12 @@ impl<A: DeviceAllocator> Store<A> {
                 false => from.blocks.take_in_range(key, &sizes, ready),
             };
         }
-        blocks[0].as_ref()?;
+        let size = blocks[0].as_ref()?.bytes;
+        let places = blocks.iter().flatten().fold(0, |places, _| places + 1);
+        let places = from.blocks.take_places(key, size, |spare| spare.min(places));
         let filled: u64 = blocks.iter().flatten().map(|record| record.bytes).sum();
         let lease = if self.is_unlimited() { 0 } else { filled.min(from.lease) };
         from.lease -= lease;
-        Some(Taken { blocks, lease })
+        Some(Taken { blocks, lease, places })
     }
 }

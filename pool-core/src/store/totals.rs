@@ -132,11 +132,17 @@ impl<A: DeviceAllocator> Store<A> {
         let bytes = request.class.bytes;
         let class = self.class_of(request.key.kind, bytes);
         let total = self.totals.0.lock().get(&class).copied().unwrap_or_default();
+        // With a limit on buckets what other shards have goes first: a block more would go back with
+        // the next free.
+        let first = total.from;
+        if self.bounds.keeping.limits_buckets {
+            return Miss::Searches { first, counts: false };
+        }
         if self.may_buy(total, bytes) {
             return Miss::Buys;
         }
         let counts = total.takes.is_multiple_of(self.rule().takes_to_count);
-        Miss::Searches { first: total.from, counts }
+        Miss::Searches { first, counts }
     }
 
     /// Notes which shard gave blocks.

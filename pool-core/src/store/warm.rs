@@ -3,7 +3,6 @@
 use crate::block::request::PoolRequest;
 use crate::limits::InTransit;
 use crate::port::{Allocating, DeviceAllocator, DeviceError, Limit, StreamClock, Why};
-use crate::shard::State;
 use crate::store::Store;
 use crate::store::free::Freed;
 use crate::stream::Pending;
@@ -50,8 +49,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     fn warm_up_block(&self, request: &PoolRequest<'_, A>) -> Result<(), DeviceError> {
-        let (at, bytes) = (self.home(request), request.class.bytes);
-        self.has_room(at, request)?;
+        self.has_room(request)?;
         let _in_transit = InTransit::new(self.transit()); // until it is free memory
         let mut record = self.new_block(request)?;
         if self.moves_blocks() {
@@ -75,24 +73,26 @@ impl<A: DeviceAllocator> Store<A> {
             return Ok(());
         }
         // One of the two, which other threads have reached meanwhile.
-        let state = &mut *self.shards.lock(at);
-        let most = self.bounds.keeping.bucket.of(bytes);
-        let is_full = state.blocks.count_of(request.key, bytes) >= most;
+        let is_full = self.is_in_full_bucket(request);
         Err(DeviceError::limit(if is_full { Limit::Bucket } else { Limit::Cached }))
     }
 
     /// Whether a free block more stays under the limits.
-    fn has_room(&self, at: usize, request: &PoolRequest<'_, A>) -> Result<(), DeviceError> {
+    fn has_room(&self, request: &PoolRequest<'_, A>) -> Result<(), DeviceError> {
         let (bytes, limit) = (request.class.bytes, self.cached_limit());
         if bytes > limit / 2 || self.sum().kept.saturating_add(bytes) > limit {
             return Err(DeviceError::limit(Limit::Cached));
         }
-        let state: &mut State<A> = &mut self.shards.lock(at);
-        let most = self.bounds.keeping.bucket.of(bytes);
-        if state.blocks.count_of(request.key, bytes) >= most {
-            return Err(DeviceError::limit(Limit::Bucket));
+        match self.is_in_full_bucket(request) {
+            true => Err(DeviceError::limit(Limit::Bucket)),
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Whether the bucket of a request's size has as many blocks as its limit.
+    fn is_in_full_bucket(&self, request: &PoolRequest<'_, A>) -> bool {
+        let most = self.bounds.keeping.bucket.of(request.class.bytes);
+        most != usize::MAX && self.count_in_buckets(request.key, request.class.bytes) >= most
     }
 
     /// Takes memory until `count` ranges of a request's size fit at once.

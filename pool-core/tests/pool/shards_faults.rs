@@ -106,7 +106,7 @@ fn peaks_that_were_reset_follow_a_smaller_pool() {
 }
 
 #[test]
-fn a_pool_with_bucket_limits_is_one_shard() {
+fn only_streams_keep_a_pool_with_bucket_limits_in_one_shard() {
     let shards = |builder: PoolBuilder<crate::shards::Plain>| {
         let (pool, mut threads) = (builder.build(), TestThreads::new(2));
         for turn in 0..20_000 {
@@ -116,8 +116,63 @@ fn a_pool_with_bucket_limits_is_one_shard() {
     };
     let builder = || BucketPool::builder(crate::shards::Plain::default());
     assert!(shards(builder()) > 1);
-    assert_eq!(shards(builder().bucket_limit(3)), 1);
-    assert_eq!(shards(builder().bucket_limit(3).shards(4)), 1);
+    assert!(shards(builder().bucket_limit(3)) > 1);
+    assert_eq!(shards(builder().bucket_limit(3).shards(4)), 4);
+    let with_streams = BucketPool::builder(SimDevice::new()).bucket_limit(3).shards(4).build();
+    assert_eq!(with_streams.check().free_by_shard.len(), 1);
+}
+
+/// A bucket of eight: whoever frees has all its places, also what another thread leased and does not use.
+#[test]
+fn the_places_of_a_bucket_move_between_shards() {
+    let (plain, pool) = build(4, |builder| builder.bucket_limit(8));
+    let mut threads = TestThreads::new(4);
+    let eight = || [(); 8].map(|()| pool.allocate(MIB).unwrap());
+    for turn in 0..12 {
+        let (from, to) = (turn % 4, (turn + turn / 4) % 4);
+        let all = threads.as_thread(from, eight);
+        threads.as_thread(to, || drop(all));
+        assert_eq!(pool.cached_buffers()[&MIB], 8, "turn {turn}");
+        pool.check();
+    }
+    assert_eq!(plain.allocations(), 8);
+}
+
+/// A full bucket evicts its oldest block of all shards, not the own one.
+#[test]
+fn a_full_bucket_evicts_the_oldest_of_all_shards() {
+    let (_, pool) = build(64, |builder| builder.bucket_limit(2));
+    let mut threads = TestThreads::new(3);
+    let [old, young, last] = [(); 3].map(|()| pool.allocate(MIB).unwrap());
+    let blocks = || pool.check().free_by_shard.iter().map(|free| free.blocks).collect::<Vec<_>>();
+    threads.as_thread(0, || drop(old));
+    let first = blocks();
+    threads.as_thread(1, || drop(young));
+    let second = blocks();
+    threads.as_thread(2, || drop(last));
+    assert_eq!(second.iter().filter(|blocks| **blocks == 1).count(), 2, "{second:?}");
+    let third = blocks();
+    assert_eq!(third.iter().sum::<u64>(), 2, "{third:?}");
+    assert!(
+        first.iter().zip(&third).all(|(first, third)| first * third == 0),
+        "{first:?} {third:?}"
+    );
+}
+
+/// Sizes that come once and never again: their places go back, so that the pool forgets them.
+#[test]
+fn places_of_sizes_that_are_gone_are_forgotten() {
+    let (_, pool) = build(4, |builder| builder.policy(BucketPolicy::Exact).bucket_limit(8));
+    let mut threads = TestThreads::new(2);
+    for (turn, size) in (1..2000_u64).enumerate() {
+        threads.as_thread(turn % 2, || drop(pool.allocate(64 * size).unwrap()));
+        if turn % 16 == 0 {
+            pool.clear().unwrap();
+        }
+    }
+    pool.check();
+    let leases = pool.check().leased_buckets;
+    assert!(leases < 200, "{leases} buckets");
 }
 
 #[test]

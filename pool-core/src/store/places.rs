@@ -1,0 +1,144 @@
+//! The limit on the blocks of a bucket over several shards: each leases places of it, and the leases of
+//! all are never more than the limit. A free whose shard has no place left leases more, then takes places
+//! that others leased and do not use; if none has any, the bucket is full.
+
+use crate::block::record::RecordOwner;
+use crate::block::request::Key;
+use crate::limits::FullBucket;
+use crate::port::DeviceAllocator;
+use crate::shard::State;
+use crate::store::Store;
+use crate::sys::Mutex;
+use std::collections::HashMap;
+
+/// Places that shards have leased, of each kind and size. The lock of a shard may be held where this one is
+/// taken, not the other way.
+#[derive(Debug)]
+pub(crate) struct Places<K>(Mutex<HashMap<(K, u64), u32>>);
+
+impl<K: Copy + Eq + std::hash::Hash> Places<K> {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(HashMap::new()))
+    }
+
+    pub(crate) fn is_locked(&self) -> bool {
+        self.0.is_locked()
+    }
+
+    /// Leases `step` places more, or as many as are left.
+    fn lease(&self, (kind, bytes): (K, u64), step: u32, most: u32) -> u32 {
+        let leased = &mut *self.0.lock();
+        let of_class = leased.entry((kind, bytes)).or_default();
+        let got = step.min(most.saturating_sub(*of_class));
+        *of_class += got;
+        got
+    }
+
+    /// Takes places back that a shard had leased.
+    fn end_lease(&self, (kind, bytes): (K, u64), places: u32) {
+        let leased = &mut *self.0.lock();
+        if let Some(of_class) = leased.get_mut(&(kind, bytes)) {
+            *of_class = of_class.saturating_sub(places);
+            if *of_class == 0 {
+                leased.remove(&(kind, bytes));
+            }
+        }
+    }
+
+    /// All that are leased.
+    #[cfg(any(test, feature = "check"))]
+    pub(crate) fn leased(&self) -> HashMap<(K, u64), u32> {
+        self.0.lock().clone()
+    }
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    /// Finds a place for a block in the bucket of its shard, where shards lease places and this one has none
+    /// left. Returns whether a block of any shard was evicted for it: that is a deferred free.
+    pub(super) fn make_place(&self, at: usize, record: &mut RecordOwner<A>, limit: u64) -> bool {
+        let (bytes, kind) = (record.bytes, record.kind);
+        let (most, shards) = (self.bounds.keeping.bucket.of(bytes), self.shards.count());
+        if most == usize::MAX || shards == 1 {
+            return false;
+        }
+        let key = State::key_of(self.allocator.clock(), record);
+        {
+            let state = &mut *self.shards.lock(at);
+            let stays = record.pooled && !state.closed && bytes <= limit / 2;
+            if !stays || !state.is_bucket_full(key, bytes, &self.bounds.keeping) {
+                return false;
+            }
+            self.end_idle_leases(state, key, bytes);
+            let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+            let step = number((most / (2 * shards)).max(1));
+            let got = self.places.lease((kind, bytes), step, number(most));
+            state.blocks.add_places(key, bytes, got);
+            if got > 0 {
+                return false;
+            }
+        }
+        let (mut got, mut evicted) = (self.spare_places(at, key, bytes), false);
+        if got == 0 && self.bounds.keeping.full_bucket == FullBucket::EvictOldest {
+            evicted = self.evict_oldest_of(key, bytes);
+            got = u32::from(evicted);
+        }
+        self.shards.lock(at).blocks.add_places(key, bytes, got);
+        evicted
+    }
+
+    /// Before the table of a shard grows for a class: those without blocks need no places.
+    fn end_idle_leases(&self, state: &mut State<A>, key: Key<A::Kind>, bytes: u64) {
+        if state.blocks.is_full_for(key, bytes) {
+            state.blocks.take_idle_places(|class, places| self.places.end_lease(class, places));
+        }
+    }
+
+    /// Takes half of the places that another shard leased and does not use, first of those in which no
+    /// thread is.
+    fn spare_places(&self, at: usize, key: Key<A::Kind>, bytes: u64) -> u32 {
+        let mut seen = 1_u64 << at;
+        for of in [Some(at), None] {
+            for other in 0..self.shards.count() {
+                if seen & 1 << other != 0 {
+                    continue;
+                }
+                let Some(mut state) = self.shards.lock_for(other, of) else { continue };
+                seen |= 1 << other;
+                let got = state.blocks.take_places(key, bytes, |spare| spare.div_ceil(2));
+                if got > 0 {
+                    return got;
+                }
+            }
+        }
+        0
+    }
+
+    /// Evicts the block of a bucket that was freed first, of all shards, and ends the lease of its place,
+    /// which is the caller's then. Returns whether there was one.
+    fn evict_oldest_of(&self, key: Key<A::Kind>, bytes: u64) -> bool {
+        let age = |at| Some((self.shards.lock(at).blocks.age_of_oldest(key, bytes)?, at));
+        let Some((_, at)) = (0..self.shards.count()).filter_map(age).min() else { return false };
+        let state = &mut *self.shards.lock(at);
+        let Some(record) = state.blocks.take_oldest_of(key, bytes) else { return false };
+        state.evict(record, &self.bounds.keeping);
+        state.blocks.take_places(key, bytes, |spare| spare.min(1)) > 0
+    }
+
+    /// How many blocks of a size all shards have in their buckets.
+    pub(super) fn count_in_buckets(&self, key: Key<A::Kind>, bytes: u64) -> usize {
+        (0..self.shards.count()).map(|at| self.shards.lock(at).blocks.count_of(key, bytes)).sum()
+    }
+
+    /// Where a pool that limits buckets takes its second shard: the first one has leased a place for each of
+    /// its blocks.
+    pub(super) fn begin_leases(&self, first: &mut State<A>) {
+        let keeping = &self.bounds.keeping;
+        if keeping.limits_buckets {
+            first.leases_places = true;
+            let limited = |bytes| keeping.bucket.of(bytes) != usize::MAX;
+            first.blocks.lease_places_of_all(limited, |class, places| {
+                self.places.lease(class, places, u32::MAX);
+            });
+        }
+    }
+}
