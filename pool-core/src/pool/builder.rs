@@ -226,9 +226,9 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     }
 
     /// Sets how many shards the pool has: parts with a lock each, of which a thread (or a stream, for
-    /// memory that has them) begins with one. At most 64; 0 counts as 1. Pools with a
-    /// [`bucket_limit`](Self::bucket_limit), and under [`ArenaConfig::torch`] and
-    /// [`ArenaConfig::uncached`], have one.
+    /// memory that has them) begins with one. At most 64; 0 counts as 1. Pools under
+    /// [`ArenaConfig::torch`] and [`ArenaConfig::uncached`] have one, and over memory with streams
+    /// those with a [`bucket_limit`](Self::bucket_limit).
     ///
     /// Several shards of host memory reserve at most 1.5 times what one would need, and a block for
     /// each thread that asked the device at once (`docs/policies.md`, Shards, has the exceptions).
