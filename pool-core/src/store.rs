@@ -48,6 +48,7 @@ mod warm;
 use crate::block::guards::{GUARD_BYTES, Guards};
 use crate::block::record::RecordOwner;
 use crate::block::request::{Key, PoolRequest};
+use crate::error::Figures;
 use crate::invariant::{self, Scope};
 use crate::limits::{Asker, Budget, CachedLimit, DeviceId, Ledger, Retention, Ticks, Transit};
 use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
@@ -421,7 +422,15 @@ impl<A: DeviceAllocator> Store<A> {
     #[inline]
     pub(crate) fn notify(&self, kind: EventKind, fields: EventFields) {
         if self.observers.has_any() {
-            self.observers.notify(kind, fields);
+            self.observers.notify(kind, fields, None);
+        }
+    }
+
+    /// Notifies the observers of a refusal with these figures.
+    pub(crate) fn notify_refusal(&self, fields: EventFields, figures: &Figures) {
+        if self.observers.has_any() {
+            let kind = EventKind::Refuse(figures.cause.why);
+            self.observers.notify(kind, fields, Some(figures));
         }
     }
 

@@ -239,10 +239,16 @@ fn granule(device: &CudaDevice, properties: &Properties) -> Result<u64, DeviceEr
 impl Pages {
     fn reserve(&self, bytes: usize) -> Result<sys::CUdeviceptr, DeviceError> {
         let mut at = 0;
-        self.device.driver().relaxed("cuMemAddressReserve", || {
+        let reserved = self.device.driver().relaxed("cuMemAddressReserve", || {
             // SAFETY: requests addresses anywhere.
             unsafe { sys::cuMemAddressReserve(&raw mut at, bytes, 0, 0, 0) }.result()
-        })?;
+        });
+        // No memory is asked for, so no cached memory is in its way.
+        let of_addresses = |refused: DeviceError| match refused.why {
+            Why::OutOfMemory => DeviceError { why: Why::OutOfAddresses, ..refused },
+            _ => refused,
+        };
+        reserved.map_err(of_addresses)?;
         Ok(at)
     }
 

@@ -9,6 +9,9 @@ use pool_core::{DeviceError, Why};
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 
+/// The call that maps, where it is not refused for another reason.
+const MMAP: &str = "mmap";
+
 fn refused(why: Why, call: &'static str) -> DeviceError {
     let code = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
     DeviceError::new(why, call).code(code.into())
@@ -30,7 +33,13 @@ pub(crate) fn map(bytes: u64) -> Result<(NonNull<u8>, usize), DeviceError> {
 /// Maps addresses as [`map`] does, and leaves them out of core dumps until [`dump`] puts them
 /// there.
 pub(crate) fn reserve(bytes: u64) -> Result<(NonNull<u8>, usize), DeviceError> {
-    let (base, bytes) = map(bytes)?;
+    let (base, bytes) = map(bytes).map_err(|refused| match refused.why {
+        // No memory is asked for, unless the system counts what could be written.
+        Why::OutOfMemory if refused.call == MMAP => {
+            DeviceError { why: Why::OutOfAddresses, call: "mmap (`ulimit -v`)", ..refused }
+        }
+        _ => refused,
+    })?;
     if !cfg!(miri) {
         // A refusal makes core dumps larger, and is ignored.
         // SAFETY: `map` just mapped these bytes. This advice changes no contents.
@@ -68,7 +77,7 @@ fn reason() -> &'static str {
         Ok(mode) if mode.trim() == "2" => {
             "mmap of more than there is memory, under strict overcommit (vm.overcommit_memory=2)"
         }
-        _ => "mmap",
+        _ => MMAP,
     }
 }
 

@@ -4,7 +4,8 @@
 #![expect(unsafe_code, reason = "child processes are made, and an allocator is called")]
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use pool_host::Tcache;
+use pool_core::{ArenaConfig, BucketPool, Why};
+use pool_host::{HostAllocator, Tcache};
 use std::alloc::{GlobalAlloc, Layout};
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -182,6 +183,35 @@ fn resident() -> usize {
     let text = std::str::from_utf8(&text[..len]).unwrap_or("");
     let pages = text.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
     pages.unwrap_or(usize::MAX / 4096) * 4096
+}
+
+/// An arena takes what addresses there are: a process may have fewer than twice the machine's memory, which
+/// each shard would reserve.
+#[test]
+fn an_arena_serves_with_few_addresses() {
+    if !is_alone() {
+        let output = again("an_arena_serves_with_few_addresses", "off", Some(3 << 30));
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    // SAFETY: as above.
+    unsafe { libc::alarm(SECONDS) };
+    let config = ArenaConfig::pages(64 << 10, 0.05);
+    let pool = BucketPool::builder(HostAllocator::new()).arena(config).shards(4).build();
+    thread::scope(|scope| {
+        for thread in 0..6_u8 {
+            let pool = &pool;
+            scope.spawn(move || {
+                for turn in 0..200_u64 {
+                    let mut buffer = pool.allocate((1 << 16) + turn * 4096).unwrap();
+                    buffer.fill(thread);
+                    assert!(buffer.iter().all(|byte| *byte == thread));
+                }
+            });
+        }
+    });
+    let refused = pool.allocate(1 << 33).unwrap_err();
+    assert_eq!(refused.why(), Why::OutOfAddresses, "{refused}");
 }
 
 /// The background thread gives cached memory back while the program makes no request, and so does

@@ -3,7 +3,7 @@
 //! Metrics are read from [`BucketPool::stats`] when they are published, so a hit pays nothing.
 //! Publish before each scrape, or on a timer.
 
-use metrics::{Label, counter, gauge};
+use metrics::{Label, Unit, counter, describe_counter, describe_gauge, gauge};
 use pool_core::{BucketPool, DeviceAllocator, PoolStats};
 
 /// Publishes the statistics of a pool under the name that its builder gave it, as the label `pool`.
@@ -22,6 +22,8 @@ use pool_core::{BucketPool, DeviceAllocator, PoolStats};
 /// - A gauge of requests that wait now, over all pools of the pool's budget:
 ///   `bucketpool_waiting_requests`.
 ///
+/// Each has its unit and a sentence that says what it is (`# HELP` of Prometheus).
+///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; pub mod trace { pub use pool_trace::*; } }
 /// use bucketpool::{BucketPool, sim::SimDevice};
@@ -33,6 +35,8 @@ use pool_core::{BucketPool, DeviceAllocator, PoolStats};
 /// ```
 pub fn publish<A: DeviceAllocator>(pool: &BucketPool<A>) {
     publish_stats(pool.name(), &pool.stats());
+    let what = "Requests that wait for memory now, over all pools of the budget";
+    describe_gauge!("bucketpool_waiting_requests", Unit::Count, what);
     gauge!("bucketpool_waiting_requests", labels(pool.name()))
         .set(pool.budget().waiter_count() as f64);
 }
@@ -49,31 +53,79 @@ pub fn publish<A: DeviceAllocator>(pool: &BucketPool<A>) {
 /// ```
 pub fn publish_stats(pool: &str, stats: &PoolStats) {
     let labels = labels(pool);
-    for (name, value) in [
-        ("bucketpool_hits_total", stats.hits),
-        ("bucketpool_misses_total", stats.misses),
-        ("bucketpool_bypasses_total", stats.bypasses),
-        ("bucketpool_failures_total", stats.failures),
-        ("bucketpool_waits_total", stats.waits),
-        ("bucketpool_timeouts_total", stats.timeouts),
-        ("bucketpool_evictions_total", stats.evictions),
-        ("bucketpool_deallocations_total", stats.deallocations),
-    ] {
+    for (name, value, what) in counters(stats) {
+        describe_counter!(name, Unit::Count, what);
         counter!(name, labels.clone()).absolute(value);
     }
-    for (name, bytes) in [
-        ("bucketpool_requested_bytes", Some(stats.requested_bytes)),
-        ("bucketpool_allocated_bytes", Some(stats.allocated_bytes)),
-        ("bucketpool_active_bytes", Some(stats.active_bytes)),
-        ("bucketpool_reserved_bytes", Some(stats.reserved_bytes)),
-        ("bucketpool_reserved_limit_bytes", stats.reserved_limit_bytes),
-        ("bucketpool_cached_bytes", Some(stats.cached_bytes)),
-        ("bucketpool_cached_limit_bytes", stats.cached_limit_bytes),
-        ("bucketpool_lost_bytes", Some(stats.lost_bytes)),
-        ("bucketpool_reserved_peak_bytes", Some(stats.reserved_peak_bytes)),
-    ] {
+    for (name, bytes, what) in gauges(stats) {
+        describe_gauge!(name, Unit::Bytes, what);
         gauge!(name, labels.clone()).set(bytes.map_or(f64::INFINITY, |bytes| bytes as f64));
     }
+}
+
+/// The counters: name, value and what it counts.
+fn counters(stats: &PoolStats) -> [(&'static str, u64, &'static str); 8] {
+    [
+        ("bucketpool_hits_total", stats.hits, "Requests that free memory of the pool served"),
+        ("bucketpool_misses_total", stats.misses, "Requests that the device served"),
+        (
+            "bucketpool_bypasses_total",
+            stats.bypasses,
+            "Requests of no size class, which went past the pool to the device",
+        ),
+        (
+            "bucketpool_failures_total",
+            stats.failures,
+            "Requests that were refused, those that timed out included",
+        ),
+        ("bucketpool_waits_total", stats.waits, "Requests that waited for memory"),
+        ("bucketpool_timeouts_total", stats.timeouts, "Requests that waited in vain"),
+        ("bucketpool_evictions_total", stats.evictions, "Free blocks that went back to the device"),
+        ("bucketpool_deallocations_total", stats.deallocations, "Buffers that were freed"),
+    ]
+}
+
+/// The gauges in bytes: name, value, which is infinite for no limit, and what it is.
+fn gauges(stats: &PoolStats) -> [(&'static str, Option<u64>, &'static str); 9] {
+    [
+        (
+            "bucketpool_requested_bytes",
+            Some(stats.requested_bytes),
+            "Bytes that live buffers requested",
+        ),
+        (
+            "bucketpool_allocated_bytes",
+            Some(stats.allocated_bytes),
+            "Bytes of the blocks of live buffers, after rounding",
+        ),
+        (
+            "bucketpool_active_bytes",
+            Some(stats.active_bytes),
+            "Bytes of blocks of live buffers, and of freed ones that streams may still use",
+        ),
+        (
+            "bucketpool_reserved_bytes",
+            Some(stats.reserved_bytes),
+            "Bytes that the pool has from the device",
+        ),
+        (
+            "bucketpool_reserved_limit_bytes",
+            stats.reserved_limit_bytes,
+            "The limit on reserved bytes, of the pool or of its budget",
+        ),
+        ("bucketpool_cached_bytes", Some(stats.cached_bytes), "Bytes of free memory of the pool"),
+        ("bucketpool_cached_limit_bytes", stats.cached_limit_bytes, "The limit on cached bytes"),
+        (
+            "bucketpool_lost_bytes",
+            Some(stats.lost_bytes),
+            "Bytes that the device did not take back",
+        ),
+        (
+            "bucketpool_reserved_peak_bytes",
+            Some(stats.reserved_peak_bytes),
+            "The most bytes that the pool had from the device at once",
+        ),
+    ]
 }
 
 fn labels(pool: &str) -> Vec<Label> {

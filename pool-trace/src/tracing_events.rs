@@ -13,6 +13,10 @@ use tracing::{debug, info, warn};
 /// | `evict` because a request was short of memory, `wait` | info |
 /// | `refuse` | warn |
 ///
+/// A refusal has the bytes of the block that would have served, the verdict, what the pool has reserved,
+/// the lower one of its limit and its budget's, and what live buffers have; all fields but the kinds
+/// are bytes.
+///
 /// It does not see hits and frees, which pay nothing for it.
 ///
 /// ```
@@ -48,13 +52,25 @@ impl Observer for TracingEvents {
                 info!(target: "bucketpool", pool, bytes, reason = "shortage", "evict");
             }
             EventKind::Evict(reason) => {
-                debug!(target: "bucketpool", pool, bytes, reason = %reason, "evict");
+                let reason = &*reason.to_string();
+                debug!(target: "bucketpool", pool, bytes, reason, "evict");
             }
             EventKind::Wait => {
                 info!(target: "bucketpool", pool, tag, stream, requested, "wait");
             }
             EventKind::Refuse(why) => {
-                warn!(target: "bucketpool", pool, tag, stream, requested, why = %why, "refuse");
+                let why = &*why.to_string();
+                let Some(figures) = event.refusal else {
+                    warn!(target: "bucketpool", pool, tag, stream, requested, bytes, why, "refuse");
+                    return;
+                };
+                let verdict = &*format!("{:?}", figures.verdict);
+                let (reserved, in_buffers) = (figures.reserved_bytes, figures.allocated_bytes);
+                let limit = figures.reserved_limit_bytes.min(figures.budget_limit_bytes);
+                warn!(
+                    target: "bucketpool",
+                    pool, tag, stream, requested, bytes, why, verdict, reserved, in_buffers, limit, "refuse"
+                );
             }
             _ => {}
         }

@@ -2,7 +2,8 @@
 #![cfg(not(loom))]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use pool_core::{BucketPool, KIB, MIB, PoolBuilder, PooledBuffer};
+use pool_core::observe::RangeState;
+use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer};
 use pool_sim::SimDevice;
 use pool_trace::{Breakdown, LeakTracker, RmmLog};
 use rand::rngs::StdRng;
@@ -97,6 +98,39 @@ fn a_planted_leak_is_reported_with_its_backtrace() {
     let live = leaks.live();
     assert_eq!((live.len(), live[0].bytes, live[0].tag), (1, 3 * KIB, "planted"));
     let report = leaks.to_string();
-    assert!(report.starts_with("1 live buffers, 3.00 KiB\n1 buffers, 3.00 KiB, tag \"planted\""));
+    let start = "1 live buffers, 3.00 KiB requested\n1 buffers, 3.00 KiB, tag \"planted\"";
+    assert!(report.starts_with(start), "{report}");
     assert!(report.contains("plant_a_leak"), "{report}");
+    let calls = live[0].calls();
+    let first = calls.lines().next().unwrap();
+    assert!(first.contains("plant_a_leak"), "the program's own call comes first: {calls}");
+    assert!(!calls.contains("pool_core::"), "none of the library's: {calls}");
+    assert!(!calls.contains("__rust_begin_short_backtrace"), "none of the runtime's: {calls}");
+}
+
+/// Whose each used part of the map is.
+#[test]
+fn the_ranges_of_a_map_are_buffers_of_the_tracker() {
+    let arena = |builder: PoolBuilder<SimDevice>| builder.arena(ArenaConfig::grow());
+    for with_arena in [false, true] {
+        let leaks = Arc::new(LeakTracker::default());
+        let builder = builder().observer(leaks.clone());
+        let pool = if with_arena { arena(builder) } else { builder }.build();
+        let _tile = pool.tagged("tile").allocate(3 * KIB).unwrap();
+        drop(pool.tagged("gone").allocate(9 * KIB).unwrap());
+        let _mask = pool.tagged("mask").allocate(5 * KIB).unwrap();
+        let map = pool.map();
+        let ranges = map.segments.iter().flat_map(|segment| &segment.ranges);
+        let used = ranges.filter(|range| range.state == RangeState::Used);
+        let mut tags: Vec<_> = used
+            .map(|range| {
+                let buffer = leaks.get(range.id).unwrap();
+                assert!(buffer.bytes <= range.bytes());
+                (buffer.tag, buffer.bytes, buffer.id == range.id)
+            })
+            .collect();
+        tags.sort_unstable();
+        assert_eq!(tags, [("mask", 5 * KIB, true), ("tile", 3 * KIB, true)]);
+        assert!(leaks.get(0).is_none(), "a free range has no buffer");
+    }
 }

@@ -55,6 +55,9 @@ fn a_scrape_has_the_figures_of_the_pool() {
         "bucketpool_reserved_bytes{pool=\"tiles\"} 12288",
         "bucketpool_reserved_limit_bytes{pool=\"tiles\"} 16384",
         "bucketpool_cached_limit_bytes{pool=\"tiles\"} inf",
+        "# HELP bucketpool_hits_total Requests that free memory of the pool served",
+        "# HELP bucketpool_reserved_limit_bytes The limit on reserved bytes",
+        "# HELP bucketpool_waiting_requests Requests that wait for memory now",
     ] {
         assert!(page.contains(line), "{line} in {page}");
     }
@@ -65,14 +68,21 @@ fn a_scrape_has_the_figures_of_the_pool() {
     assert!(scrape(address).contains("bucketpool_misses_total{pool=\"others\"} 3"));
 }
 
-/// Keeps the message of each event.
+/// Keeps the message of each event, and its fields behind it.
 #[derive(Clone, Default)]
 struct Messages(Arc<Mutex<Vec<String>>>);
 
-impl Visit for &Messages {
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        if field.name() == "message" {
-            self.0.lock().unwrap().push(format!("{value:?}"));
+        match field.name() {
+            "message" => self.message = format!("{value:?}"),
+            name => self.fields = format!("{} {name}={value:?}", self.fields),
         }
     }
 }
@@ -87,7 +97,9 @@ impl Subscriber for Messages {
     fn record(&self, _: &Id, _: &Record<'_>) {}
     fn record_follows_from(&self, _: &Id, _: &Id) {}
     fn event(&self, event: &Event<'_>) {
-        event.record(&mut &*self);
+        let mut line = Line::default();
+        event.record(&mut line);
+        self.0.lock().unwrap().push(line.message + &line.fields);
     }
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
@@ -102,10 +114,25 @@ fn misses_evictions_and_refusals_are_events_and_hits_are_none() {
         drop(pool.allocate(MIB).unwrap());
         drop(pool.allocate(MIB).unwrap()); // a hit
         drop(pool.allocate(2 * MIB).unwrap()); // the first block goes for it
-        assert!(pool.allocate(8 * MIB).is_err());
+        let _live = pool.allocate(2 * MIB).unwrap();
+        assert!(pool.allocate(5 * MIB).is_err());
     });
     let told = messages.0.lock().unwrap().clone();
-    assert_eq!(told[..3], ["miss", "evict", "miss"]);
-    assert_eq!(told.last().unwrap(), "refuse");
-    assert_eq!(pool.stats().hits, 1);
+    let names: Vec<_> = told.iter().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(names, ["miss", "evict", "miss", "refuse"]);
+    assert!(told[1].contains("reason=\"shortage\""), "{told:?}");
+    let refusal = told.last().unwrap();
+    for field in [
+        "refuse",
+        "requested=5242880",
+        "bytes=8388608",
+        "why=\"over the reserved limit\"",
+        "verdict=\"Limit\"",
+        "reserved=2097152",
+        "limit=2097152",
+        "in_buffers=2097152",
+    ] {
+        assert!(refusal.contains(field), "{field} in {refusal}");
+    }
+    assert_eq!(pool.stats().hits, 2);
 }

@@ -51,6 +51,8 @@ pub struct Figures {
     /// ([`StreamClock::stream_id`](crate::StreamClock::stream_id)), the most first; `None` where no
     /// stream, or several, used them.
     pub cached_by_stream: Vec<CachedOnStream>,
+    /// Buffers of the pool that were freed while the request waited; `None` if it did not wait.
+    pub freed_while_waiting: Option<u64>,
     /// True for an arena in pages, which gives memory back by the page.
     pub in_pages: bool,
     /// The reason of the failure.
@@ -78,7 +80,8 @@ pub enum Verdict {
     Pending,
     /// Enough memory is free, but it waits for work that was not submitted.
     Unsubmitted,
-    /// The request waited until its timeout ended.
+    /// The request waited until its timeout ended. If no buffer was freed in that time
+    /// ([`Figures::freed_while_waiting`]), those who have the buffers may wait themselves.
     TimedOut,
     /// The cause was not a lack of memory.
     Refused,
@@ -102,6 +105,7 @@ impl Verdict {
             Why::Limit(_) => Self::Limit,
             Why::TimedOut => Self::TimedOut,
             Why::TooLarge
+            | Why::OutOfAddresses
             | Why::Unsupported
             | Why::Lost
             | Why::Forked
@@ -142,6 +146,7 @@ impl Figures {
             largest_free_bytes: 0,
             given_back_bytes: 0,
             cached_by_stream: Vec::new(),
+            freed_while_waiting: None,
             in_pages: false,
             verdict: Verdict::of_cause(cause),
         }

@@ -1,7 +1,7 @@
 //! A refused request as text: what was requested, the cause, where the memory is, and what to do.
 
 use crate::error::{AllocError, Figures, Verdict};
-use crate::port::DeviceError;
+use crate::port::{DeviceError, Limit, Why};
 use crate::size::{Bytes, KIB};
 use std::fmt;
 
@@ -107,12 +107,21 @@ impl Figures {
         f.write_str(")")
     }
 
-    /// Whether memory is reserved that neither a buffer nor the cache of this pool has.
-    fn is_kept_elsewhere(&self) -> bool {
-        let limit = self.reserved_limit_bytes.min(self.budget_limit_bytes);
-        let in_pool = self.cached_bytes.saturating_add(self.lost_bytes) < self.reserved_bytes;
-        let in_budget = limit != u64::MAX && self.budget_reserved_bytes > self.reserved_bytes;
-        self.allocated_bytes == 0 && (in_pool || in_budget) && self.rounded_bytes <= limit
+    /// Whether the pool has reserved memory that neither a buffer nor its cache has.
+    fn is_kept_for_graphs(&self) -> bool {
+        self.allocated_bytes == 0
+            && self.cached_bytes.saturating_add(self.lost_bytes) < self.reserved_bytes
+    }
+
+    /// Whether other pools of the budget have what is missing under its limit.
+    fn is_in_other_pools(&self) -> bool {
+        self.cause.why == Why::Limit(Limit::Budget)
+            && self.budget_reserved_bytes > self.reserved_bytes
+    }
+
+    /// Whether the request waited, and no buffer was freed meanwhile.
+    fn is_held_by_waiters(&self) -> bool {
+        self.freed_while_waiting == Some(0) && self.allocated_bytes > 0
     }
 
     /// Whether the request needs more than the device has free and the pool could give back.
@@ -134,13 +143,24 @@ impl Figures {
             Verdict::TruePeak | Verdict::Limit | Verdict::TimedOut if self.is_above_device() => {
                 "this request alone needs more than the device has free"
             }
-            Verdict::TruePeak | Verdict::Limit if self.is_kept_elsewhere() => {
-                "no buffer has it: drop graphs that keep memory, or other pools"
+            Verdict::Limit if self.is_in_other_pools() && self.allocated_bytes == 0 => {
+                "other pools of the budget have it: drop their buffers, wait with \
+                 `allocate_timeout`, or raise the limit of the budget"
+            }
+            Verdict::Limit if self.is_in_other_pools() => {
+                "this pool and others of the budget have it: raise its limit, wait with \
+                 `allocate_timeout`, or keep less alive at once"
+            }
+            Verdict::TruePeak | Verdict::Limit if self.is_kept_for_graphs() => {
+                "no buffer has it: drop graphs that keep memory"
             }
             Verdict::TruePeak if self.allocated_bytes == 0 => {
                 "this request alone needs more than the device has free"
             }
             Verdict::TruePeak => "a true peak: keep less alive at once, or take a larger device",
+            Verdict::Limit if self.allocated_bytes == 0 && self.cached_bytes > 0 => {
+                "the limit: raise it, or take less ahead of time"
+            }
             Verdict::Limit => "the limit: raise it, or keep less alive at once",
             Verdict::Rounding if self.in_pages => {
                 "rounding to whole pages: it would fit as requested; take smaller pages"
@@ -160,6 +180,10 @@ impl Figures {
             }
             Verdict::Pending => "pending on events: wait for the streams, then ask again",
             Verdict::Unsubmitted => "behind work that is not submitted: submit it, then ask again",
+            Verdict::TimedOut if self.is_held_by_waiters() => {
+                "no buffer of the pool was freed in that time: if those who wait have the buffers, no \
+                 time is enough; take all that a step needs in one request, or drop before you wait"
+            }
             Verdict::TimedOut => {
                 "buffers and earlier requests have the memory: wait longer, raise the limit, or \
                  keep less alive at once"

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// One figure: its current value, its peak, and the sums of its increases and decreases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Stat {
     /// The current value.
     pub current: u64,
@@ -32,6 +33,7 @@ impl Stat {
 
 /// A figure for all requests, and for small and large ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StatArray {
     /// All.
     pub all: Stat,
@@ -75,6 +77,7 @@ impl StatArray {
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct DeviceStats {
     /// Blocks handed out.

@@ -53,12 +53,15 @@ pub struct RangeMap {
     pub state: RangeState,
     /// The id of the stream that used the range last; `None` while the range is in use, and if no
     /// stream or several streams used it.
+    #[serde(default)]
     pub stream: Option<u64>,
     /// The id of the range's buffer in events ([`PoolEvent::id`](crate::observe::PoolEvent::id)),
     /// by which a `LeakTracker` finds its tag and its requested bytes; 0 while the range is not in
     /// use.
+    #[serde(default)]
     pub id: u64,
     /// Allocations of the pool since it was freed; 0 while it is used.
+    #[serde(default)]
     pub age: u64,
 }
 

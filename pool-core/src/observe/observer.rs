@@ -1,6 +1,7 @@
 //! Observers: what a pool tells about each request, free and eviction.
 
 use super::tag::Tag;
+use crate::error::Figures;
 use crate::port::Why;
 use crate::sys::{forks, watch_forks};
 use std::cell::Cell;
@@ -88,9 +89,11 @@ pub struct PoolEvent<'e> {
     pub id: u64,
     /// Bytes that were requested; 0 for an eviction.
     pub requested_bytes: u64,
-    /// Bytes of the block; for an eviction those that went back to the device. 0 for a request that
-    /// was refused or waits.
+    /// Bytes of the block, also of one that would have served a request that is refused; for an eviction
+    /// those that went back to the device. 0 for a request that waits.
     pub bytes: u64,
+    /// The figures of a request that is refused, as its [`AllocError`](crate::AllocError) has them.
+    pub refusal: Option<&'e Figures>,
 }
 
 /// The kinds of a [`PoolEvent`].
@@ -182,11 +185,12 @@ impl Observers {
 
     /// Calls the observers that see this kind of event. Call it with no lock held.
     #[cold]
-    pub(crate) fn notify(&self, kind: EventKind, fields: EventFields) {
+    pub(crate) fn notify(&self, kind: EventKind, fields: EventFields, refusal: Option<&Figures>) {
         let EventFields { tag, stream, id, requested: requested_bytes, bytes } = fields;
         let pool = &*self.name;
         let (tag, tag_number) = (tag.name(), tag.number());
-        let event = PoolEvent { kind, pool, tag, tag_number, stream, id, requested_bytes, bytes };
+        let event =
+            PoolEvent { kind, pool, tag, tag_number, stream, id, requested_bytes, bytes, refusal };
         // Events of a thread that has already dropped its thread-local variables are not reported.
         let entered = INSIDE.try_with(|inside| !inside.replace(true)).unwrap_or(false);
         if !entered {

@@ -37,6 +37,7 @@ use std::fmt;
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct PoolStats {
     /// Requests: `allocations = hits + misses + bypasses + failures`.
@@ -110,6 +111,7 @@ pub struct PoolStats {
 /// Requests by the stage that served them, without those served by the free lists of their own
 /// shard and stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct Stages {
     /// A ready block of another stream, or of another shard.
@@ -293,8 +295,12 @@ impl fmt::Display for PoolStats {
     }
 }
 
-/// [`PoolStats`] with its rates, for programs to write and read: one flat object in JSON.
+/// [`PoolStats`] with its rates, for programs to write and read: one flat object in JSON. What is read
+/// equals what was written: the rates are computed from the figures that are read. A figure that the text
+/// lacks is 0, or no limit, and one that it has beyond these is passed over, so that each version reads
+/// what others wrote.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "PoolStats")]
 #[non_exhaustive]
 pub struct PoolStatsSnapshot {
     /// The figures.
@@ -304,4 +310,10 @@ pub struct PoolStatsSnapshot {
     pub hit_rate: f64,
     /// [`PoolStats::efficiency`].
     pub efficiency: f64,
+}
+
+impl From<PoolStats> for PoolStatsSnapshot {
+    fn from(stats: PoolStats) -> Self {
+        stats.snapshot()
+    }
 }

@@ -7,7 +7,8 @@ use crate::limits::{Budget, GivenBack};
 use crate::observe::{DeviceStats, MemoryMap, PoolStats, Reason};
 use crate::pool::BucketPool;
 use crate::pool::waiting::WakeAtEnd;
-use crate::port::{DeviceAllocator, StreamClock, Why};
+use crate::port::{DeviceAllocator, DeviceError, Limit, StreamClock, Why};
+use crate::size::Bytes;
 use crate::store::{Goal, Store};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -62,9 +63,29 @@ impl<A: DeviceAllocator> BucketPool<A> {
             let request = request.map(|request| PoolRequest { private: None, ..request });
             let warm = request.and_then(|request| self.store().warm_up(&request, *count));
             drop(woken);
-            warm.map_err(|error| self.store().error(error, *bytes, *bytes, 0))?;
+            warm.map_err(|error| self.refusal_of_warm_up(error, (*bytes, *count)))?;
         }
         Ok(())
+    }
+
+    /// The error of a warm-up. A limit that keeps fewer blocks than the call asks for is an argument that
+    /// is wrong, and no lack of memory.
+    #[cold]
+    fn refusal_of_warm_up(&self, cause: DeviceError, (bytes, count): (u64, usize)) -> AllocError {
+        let error = self.store().error(cause, bytes, bytes, 0);
+        let blocks = format!("{count} blocks of {} ahead", Bytes(bytes));
+        match cause.why {
+            Why::Limit(Limit::Cached) => error.with_argument(format!(
+                "{blocks}: over the cached limit of {}; expected all cached blocks within it, and without \
+                 an arena each of at most half of it",
+                Bytes(self.store().cached_limit())
+            )),
+            Why::Limit(Limit::Bucket) => error.with_argument(format!(
+                "{blocks}: over the bucket limit; expected at most {} cached blocks of one size",
+                self.store().bounds.keeping.bucket.of(bytes)
+            )),
+            _ => error,
+        }
     }
 
     /// Gives cached blocks back, largest first, until at most `reserved` bytes are reserved or no

@@ -220,6 +220,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             zeroed,
             kind_of_waiter: Kind::Task,
             waiter_id: None,
+            freed_before: 0,
             refused: None,
         }
     }
@@ -258,6 +259,8 @@ pub struct AllocateAsync<A: DeviceAllocator> {
     kind_of_waiter: Kind,
     /// The id of the request in the queue of waiting requests; `None` before it joins the queue.
     waiter_id: Option<u64>,
+    /// Buffers that the pool had freed when it joined.
+    freed_before: u64,
     /// The refusal of its last try.
     refused: Option<Short>,
 }
@@ -281,6 +284,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             });
             // Memory that the try above freed may serve a request that began to wait meanwhile.
             budget.wake();
+            self.freed_before = self.pool.store().freed_buffers();
             self.pool.store().count_wait();
             let clock = self.pool.allocator().clock();
             let stream = clock.stream_id(clock.mark(&self.stream));
@@ -353,8 +357,14 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
     /// Leaves the line, with this reason.
     fn give_up(mut self, cause: DeviceError) -> Result<PooledBuffer<A>, AllocError> {
         self.leave();
-        let short = self.refused.take().unwrap_or_else(|| Short::early(cause, self.bytes));
-        Err(self.pool.store().refuse(Short { cause, ..short }, self.bytes, self.pool.tag))
+        let short = self.refused.take().unwrap_or_else(|| {
+            let request =
+                self.pool.pool_request((&self.stream, &self.stream), self.bytes, self.kind);
+            Short::early(cause, request.map_or(self.bytes, |request| request.class.bytes))
+        });
+        let freed = self.pool.store().freed_buffers().wrapping_sub(self.freed_before);
+        let short = Short { cause, freed_meanwhile: Some(freed), ..short };
+        Err(self.pool.store().refuse(short, self.bytes, self.pool.tag))
     }
 
     fn leave(&mut self) {

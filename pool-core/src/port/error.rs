@@ -35,6 +35,9 @@ pub struct DeviceError {
 pub enum Why {
     /// The device has too little memory for the request. Giving cached blocks back may help.
     OutOfMemory,
+    /// The process or the device has no addresses left for a reservation. Giving cached blocks back
+    /// does not help, since they keep their addresses.
+    OutOfAddresses,
     /// The request would exceed a limit. Giving cached blocks back may help.
     Limit(Limit),
     /// No device of this kind can serve the request: the size does not fit its address space.
@@ -171,6 +174,7 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::OutOfMemory => "out of memory",
+            Self::OutOfAddresses => "out of addresses, not of memory",
             Self::Limit(Limit::Reserved) => "over the reserved limit",
             Self::Limit(Limit::Budget) => "over the limit of the budget",
             Self::Limit(Limit::Cached) => "over the cached limit",

@@ -156,8 +156,17 @@ impl<A: DeviceAllocator> Store<A> {
         if needed > LARGEST {
             return Err(too_large);
         }
-        let bytes = needed.max(pages.address_space.next_multiple_of(pages.page_bytes));
-        let block = (pages.reserve)(&self.allocator, bytes)?;
+        let mut bytes = needed.max(pages.address_space.next_multiple_of(pages.page_bytes));
+        let block = loop {
+            match (pages.reserve)(&self.allocator, bytes) {
+                Ok(block) => break block,
+                // A process may have fewer addresses than memory: what is left serves too.
+                Err(error) if error.why == Why::OutOfAddresses && bytes > needed => {
+                    bytes = needed.max((bytes / 2).next_multiple_of(pages.page_bytes));
+                }
+                Err(error) => return Err(error),
+            }
+        };
         let state = &mut *self.shards.lock(at);
         let whole = state.add_segment(SegmentBlock::new(block), wanted.group, bytes);
         state.ranges.put_hole(self.allocator.clock(), whole);

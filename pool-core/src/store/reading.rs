@@ -117,6 +117,11 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
+    /// Buffers that were freed so far. It takes all locks.
+    pub(crate) fn freed_buffers(&self) -> u64 {
+        if self.is_unusable() { 0 } else { self.sum().accounts.live.stat().freed }
+    }
+
     /// The counts, as a pool reports them.
     fn counted(&self, sum: &Sum) -> PoolStats {
         let (live, requested) = (sum.accounts.live.stat(), sum.accounts.requested.stat());

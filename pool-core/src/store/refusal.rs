@@ -2,7 +2,7 @@
 
 use crate::block::record::Record;
 use crate::error::{AllocError, CachedOnStream, Figures, Verdict};
-use crate::observe::{EventFields, EventKind, Tag};
+use crate::observe::{EventFields, Tag};
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, Why};
 use crate::store::Store;
 use crate::store::stages::Short;
@@ -73,6 +73,7 @@ impl<A: DeviceAllocator> Store<A> {
             largest_free_bytes: survey.largest_free,
             given_back_bytes: 0,
             cached_by_stream,
+            freed_while_waiting: None,
             in_pages: self.shape.has_pages(),
             verdict: Verdict::of_cause(cause),
         }
@@ -81,18 +82,20 @@ impl<A: DeviceAllocator> Store<A> {
     /// The error of a request that is refused, counted.
     #[cold]
     pub(crate) fn refuse(&self, short: Short, requested: u64, tag: Tag) -> AllocError {
-        let Short { cause, given_back, rounded, stream, figures, .. } = short;
+        let Short { cause, given_back, rounded, stream, figures, freed_meanwhile, .. } = short;
         self.count_refusal(cause);
         let fields =
             EventFields { stream: stream.unwrap_or(0), requested, tag, ..EventFields::default() };
-        self.notify(EventKind::Refuse(cause.why), fields);
+        let fields = EventFields { bytes: rounded, ..fields };
         let mut figures = *figures.unwrap_or_else(|| Box::new(self.figures(cause, stream)));
         (figures.requested_bytes, figures.rounded_bytes) = (requested, rounded);
-        figures.given_back_bytes = given_back;
-        match stream {
+        (figures.given_back_bytes, figures.freed_while_waiting) = (given_back, freed_meanwhile);
+        let error = match stream {
             Some(_) => AllocError::judged(figures, cause, A::MEMORY.cpu_touches),
             None => AllocError::new(Figures { cause, ..figures }),
-        }
+        };
+        self.notify_refusal(fields, error.figures());
+        error
     }
 
     fn count_refusal(&self, cause: DeviceError) {

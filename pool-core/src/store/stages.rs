@@ -61,6 +61,8 @@ pub(crate) struct Short {
     pub(crate) figures: Option<Box<Figures>>,
     /// How much other threads had given back before that search.
     pub(crate) returned: Option<u64>,
+    /// Buffers that were freed while it waited; `None` if it did not wait.
+    pub(crate) freed_meanwhile: Option<u64>,
 }
 
 impl Short {
@@ -73,6 +75,7 @@ impl Short {
             stream: None,
             figures: None,
             returned: None,
+            freed_meanwhile: None,
         }
     }
 }
@@ -186,7 +189,8 @@ impl<A: DeviceAllocator> Store<A> {
         let rounded = if self.could_hold(bytes) { bytes } else { self.shape.bytes_to_grow(bytes) };
         let stream = Some(request.key.stream_id);
         let Progress { given_back, figures, returned, .. } = progress;
-        Err(Short { cause, given_back, rounded, stream, figures, returned })
+        let freed_meanwhile = None;
+        Err(Short { cause, given_back, rounded, stream, figures, returned, freed_meanwhile })
     }
 
     /// Whether the limits and the device are large enough for a request of `bytes` bytes alone, in

@@ -4,8 +4,12 @@ use pool_array::PooledArray;
 use pool_core::error::Verdict;
 use pool_core::limits::Budget;
 use pool_core::port::Limit;
-use pool_core::{AllocError, ArenaConfig, BucketPool, GIB, KIB, MIB, Why};
-use pool_sim::{SimCall, SimDevice};
+use pool_core::{AllocError, ArenaConfig, BucketPool, DeviceError, GIB, KIB, MIB, Why};
+use pool_sim::{Call, Hooked, SimCall, SimDevice};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 fn lines(errors: &[AllocError]) -> String {
@@ -118,4 +122,81 @@ fn a_small_request_is_shown_once() {
     let error = pool.allocate(100).unwrap_err();
     assert_eq!(error.why(), Why::Limit(Limit::Reserved));
     insta::assert_snapshot!(lines(&[error]));
+}
+
+/// Two pools of a budget: what one lacks, the other has.
+#[test]
+fn what_other_pools_of_the_budget_have_is_told() {
+    let budget = Budget::new(64 * MIB);
+    let pool = || BucketPool::builder(SimDevice::new()).budget(&budget).build();
+    let (full, empty) = (pool(), pool());
+    let _all = full.allocate(64 * MIB).unwrap();
+    insta::assert_snapshot!(lines(&[empty.allocate(MIB).unwrap_err()]));
+}
+
+#[test]
+fn a_warm_up_beyond_a_limit_names_that_limit() {
+    let builder = || BucketPool::builder(SimDevice::new()).reserved_limit(64 * MIB);
+    let cached = builder().cached_limit(32 * MIB).build();
+    let bucket = builder().bucket_limit(2).build();
+    let errors = [
+        cached.warm_up(&[(32 * MIB, 2)]).unwrap_err(),
+        cached.warm_up(&[(16 * MIB, 3)]).unwrap_err(),
+        bucket.warm_up(&[(MIB, 3)]).unwrap_err(),
+        builder().build().warm_up(&[(32 * MIB, 3)]).unwrap_err(),
+    ];
+    insta::assert_snapshot!(lines(&errors));
+}
+
+/// The figures of a request that never had its turn are those of its block.
+#[test]
+fn a_request_behind_another_one_is_rounded_too() {
+    let pool = BucketPool::builder(SimDevice::new()).reserved_limit(64 * MIB).build();
+    let _held = pool.allocate(48 * MIB).unwrap(); // a block of 64 MiB
+    let mut first = pin!(pool.allocate_async(20 * MIB));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(first.as_mut().poll(&mut context).is_pending());
+    let behind = pool.allocate_timeout(20 * MIB, Duration::ZERO).unwrap_err();
+    assert_eq!((behind.why(), behind.figures().rounded_bytes), (Why::TimedOut, 32 * MIB));
+    assert!(behind.to_string().contains("in a block of 32.00 MiB"), "{behind}");
+}
+
+/// Who waits with the buffers that others wait for is told so; not where one was freed meanwhile.
+#[test]
+fn who_holds_and_waits_is_told_so() {
+    let pool = BucketPool::builder(SimDevice::new()).reserved_limit(2 * MIB).build();
+    let (one, other) = (pool.allocate(MIB).unwrap(), pool.allocate(MIB).unwrap());
+    let error = pool.allocate_timeout(MIB, Duration::ZERO).unwrap_err();
+    assert_eq!(error.figures().freed_while_waiting, Some(0));
+    let held = error.to_string();
+    assert!(held.contains("take all that a step needs in one request"), "{held}");
+    drop((one, other));
+}
+
+/// Too few addresses: what is left of them serves; none at all is told as that, and nothing goes.
+#[test]
+fn a_want_of_addresses_is_no_want_of_memory() {
+    let refusals = Arc::new(AtomicU64::new(3));
+    let left = refusals.clone();
+    let refuse = move |_: &SimDevice, call: &Call<'_, SimDevice>| {
+        let refuses = || left.try_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok();
+        match call {
+            Call::Reserve if refuses() => Err(DeviceError::new(Why::OutOfAddresses, "reserve")),
+            _ => Ok(()),
+        }
+    };
+    let device = SimDevice::new();
+    let builder = BucketPool::builder(Hooked::with(device.clone(), refuse));
+    let pool = builder.arena(ArenaConfig::pages(64 * KIB, 0.05)).build();
+    let large = pool.allocate(16 * MIB).unwrap();
+    assert_eq!(refusals.load(SeqCst), 0, "three were refused, and fewer addresses served");
+    drop((large, pool.allocate(MIB).unwrap()));
+    let cached = pool.stats().cached_bytes;
+    assert!(cached > 0);
+    refusals.store(u64::MAX, SeqCst);
+    let stream = device.stream();
+    let refused = pool.allocate_on(&stream, 1 << 46).unwrap_err();
+    assert_eq!((refused.why(), refused.verdict()), (Why::OutOfAddresses, Verdict::Refused));
+    assert_eq!(pool.stats().cached_bytes, cached, "nothing goes back for it");
+    insta::assert_snapshot!(lines(&[refused]));
 }

@@ -2,9 +2,11 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::limits::Retention;
-use pool_core::observe::{EventKind, Observer, PoolEvent, Reason};
+use pool_core::observe::{
+    DeviceStats, EventKind, Observer, PoolEvent, PoolStatsSnapshot, RangeMap, Reason,
+};
 use pool_core::port::Limit;
-use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer, Why};
+use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PoolStats, PooledBuffer, Why};
 use pool_sim::SimDevice;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -275,4 +277,31 @@ fn a_detached_block_is_evicted_however_it_goes() {
         assert_eq!(evictions.len(), 1, "dropped: {is_dropped}: {evictions:?}");
         assert!(evictions[0].contains("Evict(Bound)"), "dropped: {is_dropped}: {evictions:?}");
     }
+}
+
+/// What is read equals what was written, in each version: rates have no bit less, and figures that a text
+/// lacks are 0.
+#[test]
+fn figures_come_back_as_they_were_and_from_other_versions() {
+    let mut random = StdRng::seed_from_u64(3);
+    for round in 0..2000 {
+        let mut stats = PoolStats::default();
+        stats.allocations = random.random_range(1..1_000_000);
+        stats.hits = random.random_range(0..1_000_000);
+        stats.from_pool_bytes = random.random_range(0..1 << 40);
+        stats.from_device_bytes = random.random_range(1..1 << 40);
+        stats.reserved_limit_bytes = (round % 2 == 0).then(|| random.random());
+        let text = serde_json::to_string(&stats.snapshot()).unwrap();
+        let read: PoolStatsSnapshot = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, stats.snapshot(), "seed 3, round {round}: {text}");
+    }
+    let older = r#"{"allocations": 4, "hits": 3, "served_by": {"device": 1}, "of_later": 7}"#;
+    let read: PoolStatsSnapshot = serde_json::from_str(older).unwrap();
+    assert_eq!((read.stats.hits, read.stats.served_by.device, read.stats.timeouts), (3, 1, 0));
+    assert_eq!(read.hit_rate.to_bits(), 0.75_f64.to_bits());
+    let device: DeviceStats = serde_json::from_str(r#"{"num_ooms": 2}"#).unwrap();
+    assert_eq!((device.num_ooms, device.num_alloc_retries), (2, 0));
+    let range = r#"{"range": {"start": 0, "end": 64}, "state": "Free"}"#;
+    let range: RangeMap = serde_json::from_str(range).unwrap();
+    assert_eq!((range.bytes(), range.id, range.age, range.stream), (64, 0, 0, None));
 }

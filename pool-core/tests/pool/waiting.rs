@@ -439,6 +439,8 @@ fn a_request_ends_in_time_although_each_of_its_tries_frees() {
     let _held = pool.allocate(2 * MIB).unwrap();
     let refused = pool.allocate_timeout(3 * MIB, Duration::from_millis(10)).unwrap_err();
     assert_eq!(refused.why(), Why::TimedOut);
+    assert!(refused.figures().freed_while_waiting > Some(0), "{refused}");
+    assert!(refused.to_string().contains("wait longer"), "{refused}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::harness::{count, double, fail, hazards, held, mend, pinned, reset, seed};
 use pool_core::{
-    ArenaConfig, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PoolBuilder, PooledBuffer,
+    ArenaConfig, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PoolBuilder, PooledBuffer, Why,
 };
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaVmmAllocator,
@@ -149,4 +149,26 @@ fn tiles_in_the_order_of_streams() {
 #[test]
 fn tiles_in_pages() {
     every_call(pages, tiles);
+}
+
+/// Want of addresses is no want of memory: it is told as that, and nothing goes for it.
+#[test]
+fn want_of_addresses_evicts_nothing() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let blocks = BucketPool::new(CudaVmmAllocator::new(device.clone(), &[]).unwrap());
+    let arena = CudaVmmAllocator::new(device, &[]).unwrap();
+    let arena = BucketPool::builder(arena).arena(ArenaConfig::grow()).build();
+    for pool in [blocks, arena] {
+        let all: Vec<_> = (0..10).map(|_| pool.allocate(4 * MIB).unwrap()).collect();
+        drop(all);
+        let cached = pool.stats().cached_bytes;
+        assert!(cached > 0);
+        fail("cuMemAddressReserve", 0, u64::MAX, 2);
+        let refused = pool.allocate(1 << 44).unwrap_err();
+        mend();
+        assert_eq!(refused.why(), Why::OutOfAddresses, "{refused}");
+        assert!(refused.to_string().contains("cuMemAddressReserve: out of addresses"), "{refused}");
+        assert_eq!(pool.stats().cached_bytes, cached, "{refused}");
+    }
 }
