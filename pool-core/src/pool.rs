@@ -2,6 +2,7 @@
 
 pub(crate) mod builder;
 pub(crate) mod private_pool;
+mod set_limits;
 mod settings;
 mod upkeep;
 pub(crate) mod waiting;

@@ -24,6 +24,7 @@ mod give_back;
 mod give_blocks;
 mod grow;
 mod leases;
+mod limits;
 #[cfg(all(test, loom))]
 mod model;
 mod moving;
@@ -50,7 +51,9 @@ use crate::block::record::RecordOwner;
 use crate::block::request::{Key, PoolRequest};
 use crate::error::Figures;
 use crate::invariant::{self, Scope};
-use crate::limits::{Asker, Budget, CachedLimit, DeviceId, Ledger, Retention, Ticks, Transit};
+use crate::limits::{
+    Asker, Budget, CachedLimit, CachedLimitNow, DeviceId, Ledger, Retention, Ticks, Transit,
+};
 use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why};
 use crate::shard::{Grant, Homes, Keeping, Shards, State};
@@ -72,9 +75,9 @@ pub use check::{BlockSum, Checked};
 pub(crate) use shape::Shape;
 
 /// The settings of a pool that do not change.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Bounds {
-    pub(crate) cached: CachedLimit,
+    pub(crate) cached: CachedLimitNow,
     pub(crate) keeping: Keeping,
     pub(crate) statistics: bool,
     /// True if blocks are zeroed when they are freed.
@@ -161,7 +164,8 @@ impl<A: DeviceAllocator> Store<A> {
             () => Homes::Thread,
         };
         let most = if homes == Homes::First { 1 } else { shards.unwrap_or_else(spread::most) };
-        let first = State::new(0, shape.split(), by_size, bounds.cached.bytes(0));
+        let first = State::new(0, shape.split(), by_size, bounds.cached.get().bytes(0));
+        let zeroes = if bounds.zero_on_return { ZEROES } else { 0 };
         let store = Self {
             shards: Shards::new(homes, most, first),
             allocator,
@@ -171,8 +175,7 @@ impl<A: DeviceAllocator> Store<A> {
             ledger,
             larger_blocks_serve: by_size,
             flags: Flags::new(
-                if bounds.zero_on_return { ZEROES } else { 0 }
-                    | if observers.any_sees_hits() || guards.is_some() { OBSERVED } else { 0 },
+                zeroes | if observers.any_sees_hits() || guards.is_some() { OBSERVED } else { 0 },
             ),
             observers,
             guards,
@@ -393,8 +396,8 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Returns the bound on free bytes at this moment.
     pub(crate) fn cached_limit(&self) -> u64 {
-        match self.bounds.cached {
-            CachedLimit::OfPeak(_) => self.bounds.cached.bytes(self.allocated_peak()),
+        match self.bounds.cached.get() {
+            share @ CachedLimit::OfPeak(_) => share.bytes(self.allocated_peak()),
             limit => limit.bytes(0),
         }
     }

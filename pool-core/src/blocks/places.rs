@@ -46,15 +46,17 @@ impl<A: DeviceAllocator> Blocks<A> {
         }
     }
 
-    /// Gives each class whose blocks are `limited` a place for each of them.
+    /// Gives each class whose blocks are `limited` a place for each of them, and no other.
     pub(crate) fn lease_places_of_all(
         &mut self,
         limited: impl Fn(u64) -> bool,
         mut leased: impl FnMut((A::Kind, u64), u32),
     ) {
-        for class in self.table.iter_mut().filter(|class| class.count > 0 && limited(class.bytes)) {
-            class.places = class.count;
-            leased((class.kind, class.bytes), class.count);
+        for class in self.table.iter_mut() {
+            class.places = if limited(class.bytes) { class.count } else { 0 };
+            if class.places > 0 {
+                leased((class.kind, class.bytes), class.places);
+            }
         }
     }
 
@@ -63,5 +65,13 @@ impl<A: DeviceAllocator> Blocks<A> {
     pub(crate) fn places_of_all(&self) -> impl Iterator<Item = ((A::Kind, u64), u32, u32)> {
         let with = self.table.iter().filter(|(_, class)| class.places > 0);
         with.map(|(_, class)| ((class.kind, class.bytes), class.places, class.count))
+    }
+
+    /// How many blocks each bucket has: those of a size, kind and stream.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = (Key<A::Kind>, u64, usize)> {
+        self.table.iter().flat_map(|(_, class)| {
+            let key = |stream_id| Key { kind: class.kind, stream_id };
+            class.bins().map(move |bin| (key(bin.stream), class.bytes, bin.count as usize))
+        })
     }
 }

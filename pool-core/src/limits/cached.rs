@@ -1,6 +1,8 @@
-//! Limits on cached blocks: on their bytes, and on their number for each size.
+//! Limits on cached blocks: on their bytes, and on their number for each size. Both change in a running
+//! pool, whose threads read them as they are.
 
 use crate::size::Bytes;
+use crate::sys::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::fmt;
 
 /// The limit on the number of cached blocks in one free list.
@@ -15,10 +17,37 @@ pub(crate) struct BucketLimit {
 impl BucketLimit {
     pub(crate) const NONE: Self =
         Self { max_blocks: usize::MAX, large_min_bytes: u64::MAX, max_large_blocks: usize::MAX };
+}
 
+/// The limit on blocks in one free list of a running pool.
+#[derive(Debug)]
+pub(crate) struct Buckets {
+    max_blocks: AtomicUsize,
+    large_min_bytes: u64,
+    max_large_blocks: AtomicUsize,
+}
+
+impl Buckets {
+    pub(crate) fn new(limit: BucketLimit) -> Self {
+        Self {
+            max_blocks: AtomicUsize::new(limit.max_blocks),
+            large_min_bytes: limit.large_min_bytes,
+            max_large_blocks: AtomicUsize::new(limit.max_large_blocks),
+        }
+    }
+
+    /// The limit on blocks of this size; `usize::MAX` for none.
     #[inline]
-    pub(crate) fn of(self, bytes: u64) -> usize {
-        if bytes < self.large_min_bytes { self.max_blocks } else { self.max_large_blocks }
+    pub(crate) fn of(&self, bytes: u64) -> usize {
+        match bytes < self.large_min_bytes {
+            true => self.max_blocks.load(Relaxed),
+            false => self.max_large_blocks.load(Relaxed),
+        }
+    }
+
+    /// Sets the limit for all sizes that the large ones are not, or for those.
+    pub(crate) fn set(&self, blocks: usize, large: bool) {
+        if large { &self.max_large_blocks } else { &self.max_blocks }.store(blocks, Relaxed);
     }
 }
 
@@ -30,6 +59,61 @@ pub enum FullBucket {
     EvictOldest,
     /// The pool gives the block itself back to the device.
     RefuseNewest,
+}
+
+/// The action when a whole block is freed and no room is left for it under the cached limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FullPool {
+    /// The pool keeps the block and gives old blocks back to the device, of the 32 oldest the largest
+    /// first. A block above half of the limit, or one that would displace more than 64 others, goes back
+    /// itself.
+    #[default]
+    EvictOldest,
+    /// The pool gives the block itself back to the device. A block may have all of the limit.
+    RefuseNewest,
+}
+
+impl FullPool {
+    /// The bytes of the largest block that is kept under a limit of this many.
+    #[inline]
+    pub(crate) fn largest(self, limit: u64) -> u64 {
+        if self == Self::RefuseNewest { limit } else { limit / 2 }
+    }
+}
+
+/// A [`CachedLimit`] that changes in a running pool: the bytes, or with the top bit the bits of a share,
+/// which has no sign.
+#[derive(Debug)]
+pub(crate) struct CachedLimitNow(AtomicU64);
+
+/// Marks a share in [`CachedLimitNow`].
+const SHARE: u64 = 1 << 63;
+
+impl CachedLimitNow {
+    pub(crate) fn new(limit: CachedLimit) -> Self {
+        let now = Self(AtomicU64::new(u64::MAX));
+        now.set(limit);
+        now
+    }
+
+    pub(crate) fn set(&self, limit: CachedLimit) {
+        let bits = match limit {
+            CachedLimit::Unlimited => u64::MAX,
+            CachedLimit::Bytes(bytes) => bytes.min(SHARE - 1),
+            CachedLimit::OfPeak(share) if share > 0.0 => SHARE | share.min(f64::MAX).to_bits(),
+            CachedLimit::OfPeak(_) => SHARE,
+        };
+        self.0.store(bits, Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> CachedLimit {
+        match self.0.load(Relaxed) {
+            u64::MAX => CachedLimit::Unlimited,
+            bits if bits >= SHARE => CachedLimit::OfPeak(f64::from_bits(bits - SHARE)),
+            bytes => CachedLimit::Bytes(bytes),
+        }
+    }
 }
 
 /// The limit on the cached bytes of a pool.

@@ -1,7 +1,10 @@
 //! The builder of pools.
 
 use crate::block::guards::Guards;
-use crate::limits::{BucketLimit, Budget, CachedLimit, FullBucket, Ledger, Retention};
+use crate::limits::{
+    BucketLimit, Buckets, Budget, CachedLimit, CachedLimitNow, FullBucket, FullPool, Ledger,
+    Retention,
+};
 use crate::observe::{Damage, Observer, Observers};
 use crate::pool::BucketPool;
 use crate::port::{DeviceAllocator, HostMemory, Sliceable, ZeroPolicy};
@@ -25,6 +28,7 @@ pub struct PoolBuilder<A: DeviceAllocator> {
     pub(super) cached_limit: Option<CachedLimit>,
     pub(super) bucket_limit: BucketLimit,
     full_bucket: FullBucket,
+    pub(super) full_pool: FullPool,
     pub(super) window: RangeInclusive<u64>,
     ahead: Vec<(u64, usize)>,
     zero: ZeroPolicy,
@@ -225,6 +229,26 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         Self { full_bucket, ..self }
     }
 
+    /// Sets what happens to a freed block for which [`PoolBuilder::cached_limit`] leaves no room.
+    /// [`FullPool::EvictOldest`] unless set. An arena has no whole blocks, so [`PoolBuilder::try_build`]
+    /// refuses the two together.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, MIB, limits::FullPool, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new())
+    ///     .cached_limit(4 * MIB)
+    ///     .full_pool(FullPool::RefuseNewest)
+    ///     .build();
+    /// drop([pool.allocate(4 * MIB)?, pool.allocate(MIB)?]);
+    /// assert_eq!(pool.cached_buffers(), [(4 * MIB, 1)].into(), "the last one found the pool full");
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn full_pool(self, full_pool: FullPool) -> Self {
+        Self { full_pool, ..self }
+    }
+
     /// Sets how many shards the pool has: parts with a lock each, of which a thread (or a stream, for
     /// memory that has them) begins with one. At most 64; 0 counts as 1. Pools under
     /// [`ArenaConfig::torch`] and [`ArenaConfig::uncached`] have one, and over memory with streams
@@ -315,11 +339,12 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         });
         let classes = SizeClasses::new(policy, own, granule, largest).within(self.window);
         let bounds = Bounds {
-            cached,
+            cached: CachedLimitNow::new(cached),
             keeping: Keeping {
-                bucket: self.bucket_limit,
+                bucket: Buckets::new(self.bucket_limit),
                 limits_buckets: self.bucket_limit != BucketLimit::NONE,
                 full_bucket: self.full_bucket,
+                full_pool: self.full_pool,
                 statistics: self.statistics,
             },
             statistics: self.statistics,
@@ -383,6 +408,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             cached_limit: None,
             bucket_limit: BucketLimit::NONE,
             full_bucket: FullBucket::default(),
+            full_pool: FullPool::default(),
             window: 0..=u64::MAX,
             ahead: Vec::new(),
             zero: A::MEMORY.default_zero,

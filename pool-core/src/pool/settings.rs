@@ -1,7 +1,7 @@
 //! Settings of a pool that [`PoolBuilder::try_build`] refuses.
 
 use crate::error::ConfigError;
-use crate::limits::{BucketLimit, CachedLimit};
+use crate::limits::{BucketLimit, CachedLimit, FullPool};
 use crate::pool::BucketPool;
 use crate::pool::builder::PoolBuilder;
 use crate::port::DeviceAllocator;
@@ -57,13 +57,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             let setting = format!("`memory_fraction` of {share}");
             return Err(ConfigError::new(setting, "a share from 0 to 1; 0.25 is 25 %"));
         }
-        match self.cached_limit {
-            Some(CachedLimit::OfPeak(share)) if !CACHED_SHARES.contains(&share) => {
-                let setting = format!("a cached limit of {share} times the peak");
-                return Err(ConfigError::new(setting, "a share from 0 to 10; 0.25 is 25 %"));
-            }
-            _ => {}
-        }
+        self.cached_limit.map_or(Ok(()), check_cached_limit)?;
         if self.window.is_empty() {
             let setting = format!("`window` of {:?} B", self.window);
             return Err(ConfigError::new(setting, "its first size before its last"));
@@ -73,7 +67,22 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             let setting = "`bucket_limit` or `large_bucket_limit` with an arena";
             return Err(ConfigError::new(setting, "them in pools without an arena only"));
         }
+        if self.full_pool != FullPool::default() {
+            let setting = "`full_pool` with an arena";
+            return Err(ConfigError::new(setting, "it in pools without an arena only"));
+        }
         arena.check()
+    }
+}
+
+/// Refuses a share of the peak that is none.
+pub(super) fn check_cached_limit(limit: CachedLimit) -> Result<(), ConfigError> {
+    match limit {
+        CachedLimit::OfPeak(share) if !CACHED_SHARES.contains(&share) => {
+            let setting = format!("a cached limit of {share} times the peak");
+            Err(ConfigError::new(setting, "a share from 0 to 10; 0.25 is 25 %"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -231,7 +231,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.release_and_report(|store| store.tick(now))
     }
 
-    fn release_and_report(&self, work: impl Fn(&Store<A>) -> GivenBack) -> Result<u64, AllocError> {
+    pub(super) fn release_and_report(
+        &self,
+        work: impl Fn(&Store<A>) -> GivenBack,
+    ) -> Result<u64, AllocError> {
         let store = self.store();
         let (bytes, refusal) = match store.fault() {
             // Cached memory stays: a forked process and a broken pool cannot use it, and the memory
@@ -317,34 +320,6 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[must_use]
     pub fn outstanding_buffers(&self) -> BTreeMap<u64, usize> {
         self.store().survey().live
-    }
-
-    /// Changes the reserved limit, in bytes. Returns the bytes given back.
-    ///
-    /// A lower limit takes effect at once: cached memory goes back until at most `bytes` bytes are
-    /// reserved. If buffers use more than that, the excess stays until they are dropped. A higher
-    /// limit wakes the requests that wait.
-    ///
-    /// # Errors
-    ///
-    /// As for [`BucketPool::shrink_to`]; the new limit holds nevertheless.
-    ///
-    /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, MIB, Why, port::Limit, sim::SimDevice};
-    ///
-    /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
-    /// drop(pool.allocate(4 * MIB)?);
-    /// assert_eq!(pool.set_reserved_limit(MIB)?, 4 * MIB);
-    /// assert_eq!(pool.allocate(2 * MIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
-    /// # Ok::<(), pool_core::AllocError>(())
-    /// ```
-    pub fn set_reserved_limit(&self, bytes: u64) -> Result<u64, AllocError> {
-        self.store().ledger.set_limit(bytes);
-        self.release_and_report(|store| match store.ledger.reserved() > bytes {
-            true => store.shrink_to(bytes),
-            false => (0, None),
-        })
     }
 
     /// Returns the budget of the pool: the one that it was built with, or a budget for this pool

@@ -2,7 +2,7 @@
 
 use crate::block::record::RecordOwner;
 use crate::block::request::Key;
-use crate::limits::{BucketLimit, FullBucket};
+use crate::limits::{Buckets, FullBucket, FullPool};
 use crate::port::DeviceAllocator;
 use crate::port::MarkOf;
 use crate::shard::State;
@@ -12,12 +12,13 @@ use crate::stream::Pending;
 pub(crate) const EVICTIONS: usize = 64;
 
 /// What a shard needs of a pool's settings to keep a block or not.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Keeping {
-    pub(crate) bucket: BucketLimit,
+    pub(crate) bucket: Buckets,
     /// Whether that is a limit.
     pub(crate) limits_buckets: bool,
     pub(crate) full_bucket: FullBucket,
+    pub(crate) full_pool: FullPool,
     pub(crate) statistics: bool,
 }
 
@@ -98,7 +99,9 @@ impl<A: DeviceAllocator> State<A> {
             self.defer(record);
             return false;
         }
-        let stays = bytes <= (limit / 2).min(self.lease)
+        let refuses = keeping.full_pool == FullPool::RefuseNewest;
+        let stays = bytes <= keeping.full_pool.largest(limit).min(self.lease)
+            && !(refuses && self.blocks.bytes > self.lease - bytes)
             && self.makes_room_in_bucket(key, bytes, keeping)
             && self.evict_down_to(self.lease - bytes, keeping);
         if stays {
@@ -137,7 +140,7 @@ impl<A: DeviceAllocator> State<A> {
         let refuses = keeping.full_bucket == FullBucket::RefuseNewest;
         record.pooled
             && !self.closed
-            && bytes <= limit / 2
+            && bytes <= keeping.full_pool.largest(limit)
             && !(refuses && self.is_bucket_full(key, bytes, keeping))
     }
 

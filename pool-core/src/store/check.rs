@@ -2,7 +2,6 @@
 #![expect(clippy::panic, reason = "a check panics at what it finds")]
 
 use crate::block::record::Record;
-use crate::limits::CachedLimit;
 use crate::port::DeviceAllocator;
 use crate::store::Store;
 use crate::sys::atomic::Ordering::Relaxed;
@@ -113,7 +112,7 @@ impl<A: DeviceAllocator> Store<A> {
             panic!("{wrong}");
         }
         // With an arena, what exceeds the limit may be parts of segments that are in use.
-        if !matches!(self.bounds.cached, CachedLimit::Unlimited) && !closed {
+        if !self.is_unlimited() && !closed {
             assert!(kept <= limit, "{kept} bytes free, of {limit}");
             self.check_leases(leased, limit);
         }

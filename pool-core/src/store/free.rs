@@ -1,7 +1,7 @@
 //! Frees that are not a push under one lock: what passes a limit goes back to the device.
 
 use crate::block::record::RecordOwner;
-use crate::limits::{CachedLimit, GivenBack, InTransit};
+use crate::limits::{GivenBack, InTransit};
 use crate::observe::Reason;
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, StreamClock};
 use crate::shard::{MarkedBlock, Removed, State};
@@ -98,9 +98,7 @@ impl<A: DeviceAllocator> Store<A> {
         } else if deferred {
             let _ = self.free_deferred_of(at, true);
         }
-        if self.shape.is_arena()
-            && (closed || !matches!(self.bounds.cached, CachedLimit::Unlimited))
-        {
+        if self.shape.is_arena() && (closed || !self.is_unlimited()) {
             let _ = self.give_back_excess(at, segment);
         }
     }

@@ -4,7 +4,7 @@
 //! above its leases goes back.
 
 use crate::block::record::RecordOwner;
-use crate::limits::CachedLimit;
+use crate::limits::{CachedLimit, FullPool};
 use crate::port::DeviceAllocator;
 use crate::shard::{EVICTIONS, State};
 use crate::store::Store;
@@ -17,7 +17,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Whether free memory has no limit.
     #[inline]
     pub(super) fn is_unlimited(&self) -> bool {
-        matches!(self.bounds.cached, CachedLimit::Unlimited)
+        matches!(self.bounds.cached.get(), CachedLimit::Unlimited)
     }
 
     /// Finds room for `bytes` bytes more under the cached limit, which the caller adds to the lease of
@@ -28,7 +28,8 @@ impl<A: DeviceAllocator> Store<A> {
         if got < bytes {
             got += self.spare_leases(at, bytes - got, step);
         }
-        let evictions = if self.shape.is_arena() { 0 } else { EVICTIONS };
+        let refuses = self.bounds.keeping.full_pool == FullPool::RefuseNewest;
+        let evictions = if self.shape.is_arena() || refuses { 0 } else { EVICTIONS };
         for _ in 0..evictions {
             if got >= bytes {
                 break;
@@ -78,7 +79,7 @@ impl<A: DeviceAllocator> Store<A> {
         let bytes = record.bytes;
         let missing = {
             let state = &mut *self.shards.lock(at);
-            state.largest = limit / 2;
+            state.largest = self.bounds.keeping.full_pool.largest(limit);
             if self.shards.count() == 1 || self.is_unlimited() {
                 state.lease = limit;
                 return false;
@@ -100,7 +101,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Evicts a block of the shard that has the oldest of all, of equally old ones one that is not in the
     /// shard `of`: the largest of its oldest few. Returns the room that its shard does not lease any more.
-    fn evict_oldest(&self, of: usize) -> Option<u64> {
+    pub(super) fn evict_oldest(&self, of: usize) -> Option<u64> {
         let age = |at: &usize| {
             let state = &mut *self.shards.lock(*at);
             self.keep_time(state); // what is freed next is younger than all that is compared

@@ -35,7 +35,7 @@ impl<K: Copy + Eq + std::hash::Hash> Places<K> {
     }
 
     /// Takes places back that a shard had leased.
-    fn end_lease(&self, (kind, bytes): (K, u64), places: u32) {
+    pub(super) fn end_lease(&self, (kind, bytes): (K, u64), places: u32) {
         let leased = &mut *self.0.lock();
         if let Some(of_class) = leased.get_mut(&(kind, bytes)) {
             *of_class = of_class.saturating_sub(places);
@@ -43,6 +43,11 @@ impl<K: Copy + Eq + std::hash::Hash> Places<K> {
                 leased.remove(&(kind, bytes));
             }
         }
+    }
+
+    /// Takes all places back, where the caller lets shards lease anew.
+    pub(super) fn end_all(&self) {
+        self.0.lock().clear();
     }
 
     /// All that are leased.
@@ -64,7 +69,8 @@ impl<A: DeviceAllocator> Store<A> {
         let key = State::key_of(self.allocator.clock(), record);
         {
             let state = &mut *self.shards.lock(at);
-            let stays = record.pooled && !state.closed && bytes <= limit / 2;
+            let largest = self.bounds.keeping.full_pool.largest(limit);
+            let stays = record.pooled && !state.closed && bytes <= largest;
             if !stays || !state.is_bucket_full(key, bytes, &self.bounds.keeping) {
                 return false;
             }
@@ -115,7 +121,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Evicts the block of a bucket that was freed first, of all shards, and ends the lease of its place,
     /// which is the caller's then. Returns whether there was one.
-    fn evict_oldest_of(&self, key: Key<A::Kind>, bytes: u64) -> bool {
+    pub(super) fn evict_oldest_of(&self, key: Key<A::Kind>, bytes: u64) -> bool {
         let age = |at| Some((self.shards.lock(at).blocks.age_of_oldest(key, bytes)?, at));
         let Some((_, at)) = (0..self.shards.count()).filter_map(age).min() else { return false };
         let state = &mut *self.shards.lock(at);
@@ -132,13 +138,17 @@ impl<A: DeviceAllocator> Store<A> {
     /// Where a pool that limits buckets takes its second shard: the first one has leased a place for each of
     /// its blocks.
     pub(super) fn begin_leases(&self, first: &mut State<A>) {
-        let keeping = &self.bounds.keeping;
-        if keeping.limits_buckets {
+        if self.bounds.keeping.limits_buckets {
             first.leases_places = true;
-            let limited = |bytes| keeping.bucket.of(bytes) != usize::MAX;
-            first.blocks.lease_places_of_all(limited, |class, places| {
-                self.places.lease(class, places, u32::MAX);
-            });
+            self.lease_what_buckets_have(first);
         }
+    }
+
+    /// Lets a shard, of which nothing is leased in the sum, lease a place for each of its blocks.
+    pub(super) fn lease_what_buckets_have(&self, state: &mut State<A>) {
+        let limited = |bytes| self.bounds.keeping.bucket.of(bytes) != usize::MAX;
+        state.blocks.lease_places_of_all(limited, |class, places| {
+            self.places.lease(class, places, u32::MAX);
+        });
     }
 }

@@ -80,7 +80,9 @@ impl<A: DeviceAllocator> Store<A> {
     /// Whether a free block more stays under the limits.
     fn has_room(&self, request: &PoolRequest<'_, A>) -> Result<(), DeviceError> {
         let (bytes, limit) = (request.class.bytes, self.cached_limit());
-        if bytes > limit / 2 || self.sum().kept.saturating_add(bytes) > limit {
+        if bytes > self.bounds.keeping.full_pool.largest(limit)
+            || self.sum().kept.saturating_add(bytes) > limit
+        {
             return Err(DeviceError::limit(Limit::Cached));
         }
         match self.is_in_full_bucket(request) {

@@ -2,7 +2,8 @@
 #![expect(clippy::print_stdout, reason = "a seed replays a failure")]
 
 use crate::hooked::hooked;
-use pool_core::limits::{CachedLimit, FullBucket};
+use pool_core::check::TestThreads;
+use pool_core::limits::{CachedLimit, FullBucket, FullPool};
 use pool_core::observe::{EventKind, PoolEvent};
 use pool_core::port::{Limit, Memory};
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, DeviceError, KIB, MIB, PooledBuffer, Why};
@@ -381,4 +382,125 @@ fn memory_that_comes_back_during_the_last_trim_serves_the_request() {
         vec![pool.allocate(32 * KIB).unwrap(), pool.allocate(8 * KIB).unwrap()];
     let served = pool.allocate(64 * KIB);
     assert!(served.is_ok(), "{}", served.unwrap_err());
+}
+
+/// Limits that change while a pool is used: what is above a lower one goes at once, and nothing that a
+/// higher one allows goes, for one shard and for several.
+#[test]
+fn limits_of_the_cache_change_in_a_running_pool() {
+    for shards in [1, 4] {
+        let builder = BucketPool::builder(crate::shards::Plain::default()).shards(shards);
+        let pool = builder.policy(BucketPolicy::Exact).bucket_limit(8).build();
+        let mut threads = TestThreads::new(4);
+        let mut fill = |blocks: usize| {
+            let all: Vec<_> = (0..blocks).map(|_| pool.allocate(MIB).unwrap()).collect();
+            for (at, buffer) in all.into_iter().enumerate() {
+                threads.as_thread(at % 4, || drop(buffer));
+            }
+            pool.check();
+            pool.cached_buffers().get(&MIB).copied().unwrap_or(0)
+        };
+        assert_eq!(fill(12), 8, "{shards} shards");
+        assert_eq!(pool.set_bucket_limit(3).unwrap(), 5 * MIB);
+        pool.check();
+        assert_eq!(fill(12), 3);
+        assert_eq!(pool.set_bucket_limit(usize::MAX).unwrap(), 0);
+        assert_eq!(fill(12), 12);
+        assert_eq!(pool.set_bucket_limit(10).unwrap(), 2 * MIB);
+        assert_eq!(fill(12), 10);
+        assert_eq!(pool.set_cached_limit(4 * MIB).unwrap(), 6 * MIB);
+        assert_eq!((fill(12), pool.stats().cached_bytes), (4, 4 * MIB));
+        assert_eq!(pool.set_cached_limit(6 * MIB).unwrap(), 0);
+        assert_eq!(fill(12), 6);
+        assert_eq!(pool.set_cached_limit(CachedLimit::OfPeak(0.25)).unwrap(), 3 * MIB);
+        assert_eq!(fill(12), 3);
+        assert_eq!(pool.set_cached_limit(CachedLimit::Unlimited).unwrap(), 0);
+        assert_eq!(fill(12), 10);
+    }
+}
+
+#[test]
+fn the_cached_limit_of_an_arena_changes_in_a_running_pool() {
+    let config = ArenaConfig::pages(64 * KIB, 0.5);
+    let pool = BucketPool::builder(SimDevice::new()).arena(config).build();
+    let all: Vec<_> = (0..32).map(|_| pool.allocate(64 * KIB).unwrap()).collect();
+    drop(all);
+    assert!(pool.stats().cached_bytes >= 2 * MIB);
+    let given_back = pool.set_cached_limit(MIB).unwrap();
+    assert!(given_back >= MIB && pool.stats().cached_bytes <= MIB, "{given_back} given back");
+    pool.check();
+}
+
+#[test]
+fn a_limit_that_cannot_be_set_is_refused_and_the_old_one_holds() {
+    let pool = BucketPool::builder(SimDevice::new()).cached_limit(MIB).build();
+    let error = pool.set_cached_limit(CachedLimit::OfPeak(-1.0)).unwrap_err();
+    assert_eq!(error.why(), Why::OutOfRange);
+    assert!(error.to_string().contains("expected a share from 0 to 10"), "{error}");
+    assert_eq!(pool.stats().cached_limit_bytes, Some(MIB));
+    let error = pool.set_bucket_limit(3).unwrap_err();
+    assert_eq!(error.why(), Why::Unsupported);
+    assert!(error.to_string().contains("built without `bucket_limit`"), "{error}");
+}
+
+/// As the pool of seed 000: a full pool discards what comes back, and a block may have all of the limit.
+#[test]
+fn a_full_pool_may_refuse_what_comes_back() {
+    for shards in [1, 4] {
+        let builder = BucketPool::builder(crate::shards::Plain::default()).shards(shards);
+        let builder = builder.policy(BucketPolicy::Exact).cached_limit(4 * MIB);
+        let pool = builder.full_pool(FullPool::RefuseNewest).build();
+        let old = [(); 3].map(|()| pool.allocate(MIB).unwrap());
+        let new = pool.allocate(2 * MIB).unwrap();
+        let whole = pool.allocate(4 * MIB).unwrap();
+        drop((old, new));
+        assert_eq!(pool.cached_buffers(), [(MIB, 3)].into(), "{shards} shards: the new one goes");
+        pool.clear().unwrap();
+        drop(whole);
+        assert_eq!(
+            pool.cached_buffers(),
+            [(4 * MIB, 1)].into(),
+            "{shards} shards: all of the limit"
+        );
+        let mut threads = TestThreads::new(4);
+        let many: Vec<_> = (0..12).map(|_| pool.allocate(512 * KIB).unwrap()).collect();
+        for (at, buffer) in many.into_iter().enumerate() {
+            threads.as_thread(at % 4, || drop(buffer));
+            pool.check();
+        }
+        assert_eq!(pool.stats().cached_bytes, 4 * MIB);
+    }
+}
+
+/// While threads take and free, limits go up and down, and hold at the end.
+#[test]
+fn limits_that_change_beside_threads_hold() {
+    let builder = BucketPool::builder(crate::shards::Plain::default()).shards(4).bucket_limit(8);
+    let pool = builder.build();
+    let rounds = if cfg!(miri) { 20 } else { 500 };
+    thread::scope(|scope| {
+        for thread in 0..3_u64 {
+            let pool = &pool;
+            scope.spawn(move || {
+                let mut random = StdRng::seed_from_u64(thread);
+                for _ in 0..rounds {
+                    let sizes = (0..8).map(|_| KIB << random.random_range(0..4));
+                    let all: Vec<_> = sizes.map(|bytes| pool.allocate(bytes).unwrap()).collect();
+                    drop(all);
+                }
+            });
+        }
+        for round in 0..rounds {
+            pool.set_bucket_limit(1 + round % 8).unwrap();
+            let cached = if round % 3 == 0 { CachedLimit::Unlimited } else { (64 * KIB).into() };
+            pool.set_cached_limit(cached).unwrap();
+        }
+    });
+    pool.set_cached_limit(8 * KIB).unwrap();
+    pool.set_bucket_limit(1).unwrap();
+    pool.check();
+    assert!(pool.cached_buffers().values().all(|count| *count <= 1), "{:?}", pool.cached_buffers());
+    assert!(pool.stats().cached_bytes <= 8 * KIB);
+    pool.clear().unwrap();
+    assert_eq!((pool.stats().cached_bytes, pool.stats().reserved_bytes), (0, 0));
 }
