@@ -2,7 +2,7 @@
 //!
 //! Simulated threads take turns by a seed, so that the same requests are made of one shard and of
 //! several; the device's own count of reserved bytes is compared. `BUCKETPOOL_SEED` names the first seed,
-//! `BUCKETPOOL_PROGRAMS` how many are tried, from 1 to 8 shards if it is set.
+//! `BUCKETPOOL_PROGRAMS` how many are tried; then from 1 to 8 shards, of which each may have 1 MiB more.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 use pool_core::check::TestThreads;
@@ -202,7 +202,9 @@ fn each_program(name: &str, builder: impl Fn() -> PoolBuilder<HostAllocator>) {
             for &shards in shards_of {
                 let several = run(builder(), shards, program, seed);
                 worst = worst.max(several as f64 / one as f64);
-                if several > one + one / 2 {
+                // Of many orders of requests some place blocks worse than one heap.
+                let placed = if many.is_some() { shards as u64 * MIB } else { 0 };
+                if several > one + one / 2 + placed {
                     failed.push(format!(
                         "{name}, {title}: {shards} shards {several} B, one {one} B: \
                          BUCKETPOOL_SEED={seed}"
