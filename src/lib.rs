@@ -89,6 +89,7 @@ mod pages {
     }
     pages! {
         coming_from: "../docs/coming-from.md",
+        configuration: "../docs/configuration.md",
         policies: "../docs/policies.md",
         services: "../docs/services.md",
         sim: "../docs/sim.md",

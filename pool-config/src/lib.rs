@@ -11,5 +11,5 @@ pub mod preset;
 mod spec;
 
 pub use any::{AnyBuffer, AnyPool};
-pub use file::PoolConfig;
+pub use file::{ConfigKey, PoolConfig};
 pub use spec::{Growth, PolicySpec};

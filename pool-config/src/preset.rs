@@ -54,7 +54,10 @@ pub fn tile_pipeline_for<A: DeviceAllocator>(allocator: A, tiles: TileUse) -> Po
     tiles_on(BucketPool::builder(allocator), tiles)
 }
 
-fn tiles_on<A: DeviceAllocator>(builder: PoolBuilder<A>, tiles: TileUse) -> PoolBuilder<A> {
+pub(crate) fn tiles_on<A: DeviceAllocator>(
+    builder: PoolBuilder<A>,
+    tiles: TileUse,
+) -> PoolBuilder<A> {
     let (blocks, bytes) = match tiles {
         TileUse::SmallTiles | TileUse::LimitedVram => (15, 2 * GIB),
         TileUse::MediumTiles => (20, 4 * GIB),

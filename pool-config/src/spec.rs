@@ -122,7 +122,7 @@ impl PolicySpec {
 }
 
 impl Growth {
-    fn config(self) -> ArenaConfig {
+    pub(crate) fn config(self) -> ArenaConfig {
         match self {
             Self::Grow => ArenaConfig::grow(),
             Self::Torch => ArenaConfig::torch(),

@@ -1,5 +1,6 @@
 //! `BucketPool`, the main type of the crate.
 
+mod ahead;
 pub(crate) mod builder;
 pub(crate) mod private_pool;
 mod set_limits;

@@ -1,13 +1,36 @@
 //! Sizes and shares in a file: a number, or text as people type it.
+//!
+//! A limit may be given as a size by one key and as a share by another. Text for the other one is
+//! refused with the name of its key.
 
 use pool_core::size::{ShareText, SizeText};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 
-/// Reads a size in bytes: `1073741824` or `"1G"`.
-pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    Ok(Option::<Size>::deserialize(deserializer)?.map(|Size(bytes)| bytes))
+/// Reads the reserved limit: `1073741824` or `"1G"`.
+pub(super) fn reserved_limit<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    from.deserialize_option(OrNone(SizeVisitor { share: Some("memory_fraction") }))
+}
+
+/// Reads the cached limit: `1073741824` or `"1G"`.
+pub(super) fn cached_limit<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    from.deserialize_option(OrNone(SizeVisitor { share: Some("cached_share") }))
+}
+
+/// Reads the cached limit as a share: `0.25` or `"25%"`.
+pub(super) fn cached_share<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    from.deserialize_option(OrNone(ShareVisitor { size: Some("cached_limit") }))
+}
+
+/// Reads the reserved limit as a share: `0.25` or `"25%"`.
+pub(super) fn memory_fraction<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    from.deserialize_option(OrNone(ShareVisitor { size: Some("reserved_limit") }))
+}
+
+/// Reads a share of which there is no size: `0.25` or `"25%"`.
+pub(super) fn share<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    from.deserialize_option(OrNone(ShareVisitor { size: None }))
 }
 
 /// Reads sizes with a count: `[[64, 16], ["4K", 2]]`.
@@ -19,28 +42,58 @@ pub(super) fn blocks<'de, D: Deserializer<'de>>(
     Ok(blocks.map(|blocks| blocks.into_iter().map(in_bytes).collect()))
 }
 
-/// Reads a share: `0.25` or `"25%"`.
-pub(super) fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-    Ok(Option::<Share>::deserialize(deserializer)?.map(|Share(share)| share))
+/// Reads a size with a count: `["1M", 2]`.
+pub(super) fn size_and_count<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<(u64, usize)>, D::Error> {
+    let pair = Option::<(Size, usize)>::deserialize(deserializer)?;
+    Ok(pair.map(|(Size(bytes), count)| (bytes, count)))
 }
 
+/// Reads two sizes: `[1, "64M"]`.
+pub(super) fn two_sizes<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<(u64, u64)>, D::Error> {
+    let pair = Option::<(Size, Size)>::deserialize(deserializer)?;
+    Ok(pair.map(|(Size(first), Size(last))| (first, last)))
+}
+
+/// A value, or none.
+struct OrNone<V>(V);
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for OrNone<V> {
+    type Value = Option<V::Value>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.expecting(f)
+    }
+
+    fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, some: D) -> Result<Self::Value, D::Error> {
+        some.deserialize_any(self.0).map(Some)
+    }
+}
+
+/// A size in a list.
 struct Size(u64);
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(SizeVisitor).map(Self)
+        deserializer.deserialize_any(SizeVisitor { share: None }).map(Self)
     }
 }
 
-struct Share(f64);
-
-impl<'de> Deserialize<'de> for Share {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ShareVisitor).map(Self)
-    }
+struct SizeVisitor {
+    /// The key that takes a share in its place.
+    share: Option<&'static str>,
 }
-
-struct SizeVisitor;
 
 impl Visitor<'_> for SizeVisitor {
     type Value = u64;
@@ -59,11 +112,19 @@ impl Visitor<'_> for SizeVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
-        text.parse().map(|SizeText(bytes)| bytes).map_err(E::custom)
+        let read = text.parse().map(|SizeText(bytes)| bytes);
+        let is_share = text.ends_with('%') && text.parse::<ShareText>().is_ok();
+        read.map_err(|wrong| match self.share.filter(|_| is_share) {
+            Some(key) => E::custom(format!("{wrong}; `{key}` takes a share")),
+            None => E::custom(wrong),
+        })
     }
 }
 
-struct ShareVisitor;
+struct ShareVisitor {
+    /// The key that takes a size in its place.
+    size: Option<&'static str>,
+}
 
 #[expect(clippy::cast_precision_loss, reason = "a share that is a whole number is small")]
 impl Visitor<'_> for ShareVisitor {
@@ -86,6 +147,11 @@ impl Visitor<'_> for ShareVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<f64, E> {
-        text.parse().map(|ShareText(share)| share).map_err(E::custom)
+        let read = text.parse().map(|ShareText(share)| share);
+        let is_size = text.parse::<SizeText>().is_ok();
+        read.map_err(|wrong| match self.size.filter(|_| is_size) {
+            Some(key) => E::custom(format!("{wrong}; `{key}` takes a size")),
+            None => E::custom(wrong),
+        })
     }
 }

@@ -3,6 +3,7 @@
 use pool_core::port::Sliceable;
 use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, MIB, PoolBuilder};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 /// The settings of [`caching`](super::caching), which can also be read from a string in the shape
@@ -10,7 +11,7 @@ use std::str::FromStr;
 ///
 /// | key | value | default |
 /// |---|---|---|
-/// | `max_split_size_mb` | whole MiB, above 20 | 512 |
+/// | `max_split_size_mb` | whole MiB, 20 or more | 512 |
 /// | `garbage_collection_threshold` | a share above 0 and below 1 | off |
 /// | `per_process_memory_fraction` | a share of the device's memory, above 0 and up to 1 | 1 |
 /// | `caching_allocator` | `True` or `False` | `True` |
@@ -18,7 +19,8 @@ use std::str::FromStr;
 /// The threshold is a share of the limit, or of the device's memory where that is less.
 ///
 /// Other keys, such as `trace_malloc_mode`, have no effect and are no error: programs share one
-/// variable. [`Caching::warnings`] names them.
+/// variable. [`Caching::warnings`] names them. A list in brackets is one value:
+/// `roundup_power2_divisions:[256:1,512:2,>:8]` is one such key.
 ///
 /// # Errors
 ///
@@ -33,7 +35,7 @@ use std::str::FromStr;
 /// assert_eq!((settings.max_split_mib, settings.caching), (Some(256), false));
 /// assert_eq!(settings.warnings(), ["trace_malloc_mode:1 has no effect"]);
 /// let error = "max_split_size_mb:big".parse::<Caching>().unwrap_err();
-/// assert_eq!(error.to_string(), "max_split_size_mb: `big`; expected whole MiB above 20");
+/// assert_eq!(error.to_string(), "max_split_size_mb: `big`; expected whole MiB, 20 or more");
 /// # Ok::<(), pool_config::preset::BadSetting>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -52,13 +54,13 @@ pub struct Caching {
     pub unknown: Vec<String>,
 }
 
-/// The bound on ranges that are split.
-const MAX_SPLIT_MIB: u64 = 512;
+/// The default bound on ranges that are split, in MiB.
+const DEFAULT_MAX_SPLIT_MIB: u64 = 512;
 
 impl Default for Caching {
     fn default() -> Self {
         Self {
-            max_split_mib: Some(MAX_SPLIT_MIB),
+            max_split_mib: Some(DEFAULT_MAX_SPLIT_MIB),
             gc_threshold: None,
             memory_fraction: None,
             caching: true,
@@ -88,7 +90,7 @@ impl FromStr for Caching {
 
     fn from_str(text: &str) -> Result<Self, BadSetting> {
         let mut settings = Self::default();
-        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        for part in parts(text).into_iter().map(str::trim).filter(|part| !part.is_empty()) {
             let (key, value) = part.split_once(':').unwrap_or((part, ""));
             settings.set(key.trim(), value.trim())?;
         }
@@ -96,7 +98,30 @@ impl FromStr for Caching {
     }
 }
 
+/// Divides a text at the commas that are outside of brackets. A bracket that is not closed extends to the
+/// end.
+fn parts(text: &str) -> Vec<&str> {
+    let (mut parts, mut from, mut depth) = (Vec::new(), 0, 0_usize);
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            b'[' => depth += 1,
+            b']' => depth = depth.saturating_sub(1),
+            b',' if depth == 0 => {
+                parts.push(&text[from..at]);
+                from = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[from..]);
+    parts
+}
+
 impl Caching {
+    /// The bounds, in MiB, that `max_split_size_mb` takes. 20 is the least of `PyTorch`'s newer parser
+    /// (the older one wanted more than 20).
+    pub(crate) const MAX_SPLIT_MIB: RangeInclusive<u64> = 20..=u64::MAX / MIB;
+
     /// Reads the settings from an environment variable; the defaults if it is not set.
     ///
     /// # Errors
@@ -167,8 +192,8 @@ impl Caching {
         };
         match key {
             "max_split_size_mb" => {
-                let mib = value.parse().ok().filter(|mib| (21..=u64::MAX / MIB).contains(mib));
-                self.max_split_mib = Some(mib.ok_or_else(|| bad("whole MiB above 20"))?);
+                let mib = value.parse().ok().filter(|mib| Self::MAX_SPLIT_MIB.contains(mib));
+                self.max_split_mib = Some(mib.ok_or_else(|| bad("whole MiB, 20 or more"))?);
             }
             "garbage_collection_threshold" => {
                 let share = share(1.0).filter(|share| *share < 1.0);

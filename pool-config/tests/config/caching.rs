@@ -107,8 +107,9 @@ fn uncached_each_request_is_a_call() {
 #[test]
 fn what_is_wrong_with_a_setting_is_named() {
     let bad = [
-        "max_split_size_mb:20",
+        "max_split_size_mb:19",
         "max_split_size_mb",
+        "max_split_size_mb:[64,128]",
         "max_split_size_mb:1e3",
         "garbage_collection_threshold:1",
         "garbage_collection_threshold:-0.1",
@@ -121,6 +122,32 @@ fn what_is_wrong_with_a_setting_is_named() {
     let spaced = " max_split_size_mb: 64 ,, caching_allocator : true ".parse::<Caching>().unwrap();
     assert_eq!((spaced.max_split_mib, spaced.caching), (Some(64), true));
     assert_eq!(32 * KIB, "".parse::<Caching>().map(|_| 32 * KIB).unwrap(), "nothing set is fine");
+}
+
+#[test]
+fn the_least_split_size_is_20_mib() {
+    for (text, mib) in [("max_split_size_mb:20", 20), ("max_split_size_mb:21", 21)] {
+        let settings = text.parse::<Caching>().map(|settings| settings.max_split_mib);
+        assert_eq!(settings, Ok(Some(mib)), "{text}");
+    }
+}
+
+/// `PyTorch` has lists in brackets, whose commas separate no settings.
+#[test]
+fn a_list_in_brackets_is_one_value() {
+    let list = "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]";
+    let text = format!("max_split_size_mb:64, {list} ,garbage_collection_threshold:0.8");
+    let settings: Caching = text.parse().unwrap();
+    assert_eq!((settings.max_split_mib, settings.gc_threshold), (Some(64), Some(0.8)));
+    assert_eq!(settings.warnings(), [format!("{list} has no effect")]);
+    let known = "other:[a,[b],max_split_size_mb:64,caching_allocator:False]";
+    let settings: Caching = known.parse().unwrap();
+    assert_eq!((settings.max_split_mib, settings.caching), (Some(512), true));
+    assert_eq!(settings.warnings(), [format!("{known} has no effect")]);
+    let open: Caching = "other:[a,max_split_size_mb:64".parse().unwrap();
+    assert_eq!((open.max_split_mib, open.warnings().len()), (Some(512), 1));
+    let closed: Caching = "other:a],max_split_size_mb:64".parse().unwrap();
+    assert_eq!((closed.max_split_mib, closed.warnings().len()), (Some(64), 1));
 }
 
 #[test]

@@ -17,6 +17,11 @@ pub(crate) struct BucketLimit {
 impl BucketLimit {
     pub(crate) const NONE: Self =
         Self { max_blocks: usize::MAX, large_min_bytes: u64::MAX, max_large_blocks: usize::MAX };
+
+    /// The limit on blocks of this size; `usize::MAX` for none.
+    pub(crate) fn of(self, bytes: u64) -> usize {
+        if bytes < self.large_min_bytes { self.max_blocks } else { self.max_large_blocks }
+    }
 }
 
 /// The limit on blocks in one free list of a running pool.

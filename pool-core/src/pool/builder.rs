@@ -10,7 +10,7 @@ use crate::pool::BucketPool;
 use crate::port::{DeviceAllocator, HostMemory, Sliceable, ZeroPolicy};
 use crate::ranges::arena::ArenaConfig;
 use crate::shard::Keeping;
-use crate::size::{BucketPolicy, SizeClasses};
+use crate::size::BucketPolicy;
 use crate::store::{Bounds, OnShortage, Shape, Store};
 use crate::stream::StealPolicy;
 use std::fmt;
@@ -21,16 +21,16 @@ use std::sync::Arc;
 #[derive(Clone)]
 #[must_use = "a builder makes nothing until `build`"]
 pub struct PoolBuilder<A: DeviceAllocator> {
-    allocator: A,
+    pub(super) allocator: A,
     pub(super) policy: Option<BucketPolicy>,
     pub(super) granule: Option<u64>,
-    reserved_limit: u64,
+    pub(super) reserved_limit: u64,
     pub(super) cached_limit: Option<CachedLimit>,
     pub(super) bucket_limit: BucketLimit,
-    full_bucket: FullBucket,
+    pub(super) full_bucket: FullBucket,
     pub(super) full_pool: FullPool,
     pub(super) window: RangeInclusive<u64>,
-    ahead: Vec<(u64, usize)>,
+    pub(super) ahead: Vec<(u64, usize)>,
     zero: ZeroPolicy,
     statistics: bool,
     steal: StealPolicy,
@@ -41,7 +41,7 @@ pub struct PoolBuilder<A: DeviceAllocator> {
     budget: Option<Budget>,
     observers: Observers,
     guards: Option<Guards<A>>,
-    shards: Option<usize>,
+    pub(super) shards: Option<usize>,
     pub(super) arena: Option<MakeShape<A>>,
 }
 
@@ -63,7 +63,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// [`PoolBuilder::cached_limit`] bounds their sum. Memory above that bound goes back in whole
     /// pages or segments. Blocks are parts of segments, so
     /// [`Detached::into_raw`](crate::buffer::Detached::into_raw) returns them as an error.
-    /// [`PoolBuilder::bucket_limit`] has no effect.
+    /// [`PoolBuilder::bucket_limit`] has no effect, which [`PoolBuilder::try_build`] refuses.
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
@@ -209,7 +209,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     }
 
     /// Sets what happens to a freed block when [`PoolBuilder::bucket_limit`] is reached.
-    /// [`FullBucket::EvictOldest`] unless set.
+    /// [`FullBucket::EvictOldest`] unless set. Without a limit of a bucket it has no effect.
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
@@ -250,7 +250,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     }
 
     /// Sets how many shards the pool has: parts with a lock each, of which a thread (or a stream, for
-    /// memory that has them) begins with one. At most 64; 0 counts as 1. Pools under
+    /// memory that has them) begins with one. 1 to 64; 0 counts as 1, and more as 64. Pools under
     /// [`ArenaConfig::torch`] and [`ArenaConfig::uncached`] have one, and over memory with streams
     /// those with a [`bucket_limit`](Self::bucket_limit).
     ///
@@ -259,7 +259,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     ///
     /// With one shard, the pool is one heap whose figures and limits are exact at each moment.
     pub fn shards(self, count: usize) -> Self {
-        Self { shards: Some(count.max(1)), ..self }
+        Self { shards: Some(count), ..self }
     }
 
     /// Sets the limit on cached blocks for sizes from `from_bytes` on, whatever
@@ -293,6 +293,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// Sets the blocks that the pool allocates when it is made: for each `(bytes, count)`, `count`
     /// cached blocks of the class of `bytes`. A block that the device or a limit refuses is
     /// allocated when it is requested; [`BucketPool::warm_up`] returns the reason of a refusal.
+    /// [`PoolBuilder::try_build`] refuses blocks for which other settings leave no room.
     pub fn ahead(self, blocks: &[(u64, usize)]) -> Self {
         Self { ahead: blocks.to_vec(), ..self }
     }
@@ -315,29 +316,11 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// by 1, or ignores it; [`PoolBuilder::try_build`] returns it as an error.
     #[must_use]
     pub fn build(self) -> BucketPool<A> {
-        let cached = self.bound_on_cached_bytes();
-        let limit = self.reserved_limit.min(self.share_of_device());
-        let (mut granule, mut largest) = (self.allocator.granule(), self.allocator.largest());
-        let (mut limit, mut steal) = (limit, self.steal);
-        let policy = self.policy.unwrap_or(match &self.arena {
-            Some(_) => BucketPolicy::Exact,
-            None => BucketPolicy::PowerOfTwo,
-        });
-        let shape = match self.arena {
-            Some((config, make)) => {
-                (limit, steal) = (limit.min(config.reserved_limit), steal.min(config.steal));
-                let shape = make(&self.allocator, config);
-                granule = shape.granule();
-                largest = if shape.has_pages() { u64::MAX } else { largest };
-                shape
-            }
-            None => Shape::of_blocks(),
-        };
-        let own = self.granule.or_else(|| {
-            let aligned = || self.allocator.alignment_of(A::Kind::default());
-            (policy == BucketPolicy::Exact).then(aligned)
-        });
-        let classes = SizeClasses::new(policy, own, granule, largest).within(self.window);
+        let (cached, limit) = (self.bound_on_cached_bytes(), self.bound_on_reserved_bytes());
+        let shape = self.shape();
+        let classes = self.size_classes(&shape);
+        let of_arena = self.arena.as_ref().map(|(config, _)| config.steal);
+        let steal = of_arena.map_or(self.steal, |steal| steal.min(self.steal));
         let bounds = Bounds {
             cached: CachedLimitNow::new(cached),
             keeping: Keeping {
@@ -359,7 +342,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             bounds,
             ledger,
             (self.on_shortage, self.observers, self.guards),
-            self.shards,
+            self.shards.map(|count| count.max(1)),
         );
         let pool = BucketPool::over(store, self.zero);
         for blocks in self.ahead {
@@ -368,20 +351,6 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             let _ = pool.warm_up(&[blocks]);
         }
         pool
-    }
-
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a float cast saturates, and the share is 0 to 1"
-    )]
-    fn share_of_device(&self) -> u64 {
-        let total = self.allocator.total_bytes();
-        let share = self
-            .fraction
-            .zip(total)
-            .map(|(share, total)| (total as f64 * share.clamp(0.0, 1.0)) as u64);
-        share.unwrap_or(u64::MAX)
     }
 }
 

@@ -69,6 +69,10 @@ impl TcacheStats {
 
 impl fmt::Display for TcacheStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A tcache that serves has a limit.
+        if self.cached_limit_bytes == 0 {
+            return f.write_str("off: no request is served from a cache");
+        }
         write!(
             f,
             "{} allocations, {:.1} % hits, {} misses, {} bypasses; {} live; cached {} in {} thread \
@@ -140,5 +144,18 @@ impl Cache {
         // Each failure was taken out of the live blocks as if it had been freed.
         stats.frees = stats.frees.saturating_sub(stats.failures);
         stats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tcache_that_serves_nothing_says_that_it_is_off() {
+        let off = TcacheStats::default();
+        assert_eq!(off.to_string(), "off: no request is served from a cache");
+        let unused = TcacheStats { cached_limit_bytes: 1 << 20, ..off };
+        assert!(unused.to_string().starts_with("0 allocations, "), "{unused}");
     }
 }

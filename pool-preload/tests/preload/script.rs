@@ -110,10 +110,42 @@ fn wrong_settings_are_refused_once() {
         "limit=64",
         "limit=99999999999G",
         "limit=99999999999999M",
+        "thread=64",
+        "lease=64K",
         "decay=1s",
         &long,
         "check",
     ];
     let lines = settings.map(|settings| refusal(&library(), settings, &["true"]));
     insta::assert_snapshot!(lines.join("\n"));
+}
+
+/// The words are those that the library names when it reads a wrong one.
+#[test]
+fn the_script_takes_each_word_that_the_library_takes() {
+    let library = library();
+    let wrong = crate::setup::run(&compiled("blocks.c", &[]), &[], "no-such-word");
+    let text = errors(&wrong);
+    let (_, words) = text.split_once("expected ").expect("a wrong word is named");
+    let (words, _) = words.split_once(". It is ignored.").expect("and what was expected");
+    let words = words.replace("or with the feature `trace` ", "").replace(" and ", ", ");
+    let words: Vec<&str> = words.split(", ").collect();
+    assert!(words.contains(&"thread=SIZE") && words.contains(&"silent"), "{words:?}");
+    let trace = folder().join("words.ptrace.csv").display().to_string();
+    let help = errors(&run_with(&library, "", &["--help"]));
+    for word in words {
+        if word == "check" {
+            continue; // for programs that have a `Tcache`: `wrong_settings_are_refused_once`
+        }
+        assert!(
+            help.contains(&format!("{word},")) || help.ends_with(&format!("{word}\n")),
+            "{word}: {help}"
+        );
+        let values = [("SIZE", "64K"), ("MILLISECONDS", "250"), ("FILE", &trace)];
+        let setting =
+            values.iter().fold(word.to_owned(), |word, (name, value)| word.replace(name, value));
+        let output = run_with(&library, &setting, &["true"]);
+        assert!(output.status.success(), "{setting}: {}", errors(&output));
+        assert!(!errors(&output).contains("expected"), "{setting}: {}", errors(&output));
+    }
 }

@@ -11,7 +11,8 @@ usage: python -m bucketpool run [OPTION..] SCRIPT [ARGUMENT..]
 
 Runs Python with the same options (or another program) with bucketpool's malloc.
 BUCKETPOOL_HOST has its settings, words separated by commas: stats, limit=512M,
-decay=MILLISECONDS, trace=FILE, background=off, huge, off.
+thread=SIZE, decay=MILLISECONDS, trace=FILE, silent, background=off, huge, unmap,
+off, on.
 """
 
 
