@@ -63,6 +63,8 @@ pub(crate) struct State<A: DeviceAllocator> {
     /// Larger blocks are not kept.
     pub(crate) largest: u64,
     pub(crate) round: Round,
+    /// Changes with the limits of the cache, under all locks.
+    pub(crate) epoch: u32,
     /// The pool is closed: free memory goes back, and a free looks at all shards.
     pub(crate) closed: bool,
     /// 1 in the first shard while the pool has an owner, else 0.
@@ -99,6 +101,7 @@ impl<A: DeviceAllocator> State<A> {
             leases_places: false,
             largest: lease / 2,
             round: Round::default(),
+            epoch: 0,
             closed: false,
             owners: i64::from(number == 0),
         }

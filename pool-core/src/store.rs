@@ -111,6 +111,8 @@ pub(crate) struct Store<A: DeviceAllocator> {
     broken: OnceLock<&'static str>,
     /// The latest time that a slow path has seen, by which shards know what is old.
     turn: AtomicU64,
+    /// Changes with the limits of the cache (`limits.rs`).
+    epoch: AtomicU32,
     /// Bytes of the cached limit that shards have leased, where there are several.
     leased: AtomicU64,
     /// Bytes of the pool when its shards were last summed up for a peak, and requests that are no
@@ -184,6 +186,7 @@ impl<A: DeviceAllocator> Store<A> {
             forks: ForkCheck::new(),
             broken: OnceLock::new(),
             turn: AtomicU64::new(0),
+            epoch: AtomicU32::new(0),
             leased: AtomicU64::new(0),
             summed: AtomicU64::new(0),
             slow_requests: AtomicU32::new(0),

@@ -102,12 +102,11 @@ impl<A: DeviceAllocator> Blocks<A> {
     }
 
     /// When the block of a size and stream that came first was freed.
-    pub(crate) fn age_of_oldest(&mut self, key: Key<A::Kind>, bytes: u64) -> Option<u64> {
-        let at = self.table.find(bytes, key.kind)?;
-        let class = self.table.class(at);
-        let oldest = if class.find(key.stream_id) { class.bin.blocks.bottom } else { None };
+    pub(crate) fn age_of_oldest(&self, key: Key<A::Kind>, bytes: u64) -> Option<u64> {
+        let class = self.table.get(self.table.find(bytes, key.kind)?)?;
+        let bin = class.bins().find(|bin| bin.stream == key.stream_id)?;
         // SAFETY: the lists own the record, and `self` is borrowed.
-        oldest.map(|address| unsafe { address.as_ref() }.freed_at)
+        bin.blocks.bottom.map(|address| unsafe { address.as_ref() }.freed_at)
     }
 
     /// Bytes of the blocks that came first, of a bounded number.

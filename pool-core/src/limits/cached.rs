@@ -50,6 +50,11 @@ impl Buckets {
         }
     }
 
+    /// Whether some sizes are large.
+    pub(crate) fn has_large(&self) -> bool {
+        self.large_min_bytes < u64::MAX
+    }
+
     /// Sets the limit for all sizes that the large ones are not, or for those.
     pub(crate) fn set(&self, blocks: usize, large: bool) {
         if large { &self.max_large_blocks } else { &self.max_blocks }.store(blocks, Relaxed);

@@ -129,7 +129,7 @@ impl Level {
     }
 
     /// All that went. Wraps in a shard alone into which more was freed than was taken there.
-    fn freed(&self) -> u64 {
+    pub(crate) fn freed(&self) -> u64 {
         self.total.wrapping_sub(self.now.cast_unsigned())
     }
 

@@ -97,14 +97,23 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// # Errors
     ///
-    /// As for [`BucketPool::set_bucket_limit`].
+    /// As for [`BucketPool::set_bucket_limit`]; [`Why::Unsupported`] also for a pool that was built without
+    /// a `large_bucket_limit`.
     pub fn set_large_bucket_limit(&self, blocks: usize) -> Result<u64, AllocError> {
         self.change_bucket_limit(blocks, true)
     }
 
     fn change_bucket_limit(&self, blocks: usize, large: bool) -> Result<u64, AllocError> {
-        if !self.store().bounds.keeping.limits_buckets {
-            let call = "a limit on buckets in a pool that was built without `bucket_limit`";
+        let keeping = &self.store().bounds.keeping;
+        let call = match large {
+            _ if self.store().shape.is_arena() => "a limit on buckets in an arena",
+            false => "a limit on buckets in a pool that was built without `bucket_limit`",
+            true => {
+                "a limit on large buckets in a pool that was built without `large_bucket_limit`"
+            }
+        };
+        let has_large = keeping.bucket.has_large();
+        if !keeping.limits_buckets || self.store().shape.is_arena() || (large && !has_large) {
             return Err(DeviceError::new(Why::Unsupported, call).into());
         }
         self.release_and_report(|store| store.set_bucket_limit(blocks, large))

@@ -278,13 +278,13 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
                 return Step::Done(done);
             }
             let budget = self.pool.budget();
+            self.freed_before = self.pool.store().freed_buffers();
             self.waiter_id = Some({
                 let _watch = self.pool.store().watch();
                 budget.begin_waiting(self.kind_of_waiter, self.pool.store().asker())
             });
             // Memory that the try above freed may serve a request that began to wait meanwhile.
             budget.wake();
-            self.freed_before = self.pool.store().freed_buffers();
             self.pool.store().count_wait();
             let clock = self.pool.allocator().clock();
             let stream = clock.stream_id(clock.mark(&self.stream));

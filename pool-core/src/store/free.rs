@@ -15,6 +15,16 @@ const ASKED: usize = 8;
 /// way.
 type Gone<'s, A> = (usize, Option<Removed<A>>, InTransit<'s>);
 
+/// The shard that a free block belongs in, locked.
+pub(super) struct Room<'s, A: DeviceAllocator> {
+    pub(super) at: usize,
+    pub(super) state: LockGuard<'s, State<A>>,
+    /// The cached limit in bytes.
+    pub(super) limit: u64,
+    /// Blocks of some shard were evicted for the block.
+    pub(super) evicted: bool,
+}
+
 /// Where a block was freed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Freed {
@@ -40,10 +50,9 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Frees a block that is no private pool's. `counts`: a buffer had it.
     pub(super) fn free_shared(&self, mut record: RecordOwner<A>, counts: bool) -> Freed {
-        let limit = self.cached_limit();
         let (bytes, requested) = (record.bytes, record.requested);
         let clock = self.allocator.clock();
-        let (at, mut state, evicted) = self.lock_with_room(&mut record, limit);
+        let Room { at, mut state, limit, evicted } = self.lock_with_room(&mut record);
         let state = &mut *state;
         if counts {
             state.accounts.freed(bytes, requested);
@@ -61,16 +70,19 @@ impl<A: DeviceAllocator> Store<A> {
         Freed { at, segment, evicted }
     }
 
-    /// Locks the shard that a free block belongs in, with room for it under the cached limit if there
-    /// is any. Returns whether blocks were evicted for it.
-    pub(super) fn lock_with_room(
-        &self,
-        record: &mut RecordOwner<A>,
-        limit: u64,
-    ) -> (usize, LockGuard<'_, State<A>>, bool) {
-        let at = self.shard_of(record);
-        let evicted = self.make_place(at, record, limit) | self.make_lease(at, record, limit);
-        (at, self.shards.lock(at), evicted)
+    /// Locks the shard that a free block belongs in, with room for it under the limits of the cache if
+    /// there is any.
+    pub(super) fn lock_with_room(&self, record: &mut RecordOwner<A>) -> Room<'_, A> {
+        let mut evicted = false;
+        loop {
+            let limit = self.read_limit();
+            let at = self.shard_of(record);
+            evicted |= self.make_place(at, record, limit) | self.make_lease(at, record, limit);
+            let state = self.shards.lock(at);
+            if state.epoch == limit.epoch {
+                return Room { at, state, limit: limit.bytes, evicted };
+            }
+        }
     }
 
     /// The shard that a block is freed into: that of its last use, or of its segment.

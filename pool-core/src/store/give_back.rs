@@ -118,9 +118,9 @@ impl<A: DeviceAllocator> Store<A> {
     /// Bytes that may be free in a shard of an arena. What became free without a free, such as the rest
     /// of a new segment, takes its lease here.
     fn limit_of(&self, at: usize) -> u64 {
-        let limit = self.cached_limit();
-        if self.shards.count() == 1 || self.is_unlimited() {
-            return limit;
+        let limit = self.read_limit();
+        if self.shards.count() == 1 || limit.bytes == u64::MAX {
+            return limit.bytes;
         }
         let (kept, lease) = {
             let state = self.shards.lock(at);
@@ -129,10 +129,8 @@ impl<A: DeviceAllocator> Store<A> {
         if kept <= lease {
             return lease;
         }
-        let (got, _) = self.lease(at, kept - lease, limit);
-        let state = &mut *self.shards.lock(at);
-        state.lease += got;
-        state.lease
+        self.lease(at, kept - lease, limit);
+        self.shards.lock(at).lease
     }
 
     /// Gives back all ranges that are above the cached limit: of all shards, or, for a request of the

@@ -1,67 +1,121 @@
-//! Bounds of the cache that change in a running pool.
+//! Bounds of the cache that change in a running pool. A change happens under all locks, and begins an epoch:
+//! a thread that had looked at a limit, or had a lease in hand, sees under the lock of its shard that the
+//! epoch is another one, and that what it knew holds no more.
 
+use crate::block::request::Key;
 use crate::limits::{CachedLimit, GivenBack};
 use crate::port::DeviceAllocator;
 use crate::shard::State;
 use crate::store::Store;
+use crate::sys::LockGuard;
 use crate::sys::atomic::Ordering::SeqCst;
 use std::collections::HashMap;
 
+/// The cached limit, as it was read in an epoch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LimitRead {
+    pub(super) bytes: u64,
+    pub(super) epoch: u32,
+}
+
 impl<A: DeviceAllocator> Store<A> {
+    /// The cached limit and the epoch, which was read first: if it holds, so does the limit.
+    pub(super) fn read_limit(&self) -> LimitRead {
+        let epoch = self.epoch.load(SeqCst);
+        LimitRead { bytes: self.cached_limit(), epoch }
+    }
+
     /// Sets the cached limit, and gives back what is above it.
     pub(crate) fn set_cached_limit(&self, limit: CachedLimit) -> GivenBack {
         self.bounds.cached.set(limit);
-        self.lease_what_is_kept();
-        if self.shape.is_arena() {
-            return self.give_back_to_limit(None);
+        let peak = self.allocated_peak(); // takes locks
+        {
+            let mut all = self.begin_epoch();
+            // Of two calls the later one's, whichever comes here first.
+            let limit = self.bounds.cached.get().bytes(peak);
+            self.evict_above(&mut all, limit);
+            self.lease_what_is_kept(&mut all, limit);
         }
-        let limit = self.cached_limit();
-        while self.sum().kept > limit && self.evict_oldest(0).is_some() {}
-        self.lease_what_is_kept(); // less than before
-        self.free_deferred()
+        match self.shape.is_arena() {
+            true => self.give_back_to_limit(None),
+            false => self.free_deferred(),
+        }
     }
 
-    /// Lets each of several shards lease what it keeps, and one shard the whole limit: frees lease more.
-    fn lease_what_is_kept(&self) {
-        let limit = self.cached_limit();
-        let (is_limited, largest) =
-            (limit < u64::MAX, self.bounds.keeping.full_pool.largest(limit));
-        let (mut all, mut leased) = (self.shards.lock_all(), 0);
-        let one = all.len() == 1;
+    /// Locks all shards for a change of limits.
+    fn begin_epoch(&self) -> Vec<LockGuard<'_, State<A>>> {
+        let mut all = self.shards.lock_all();
+        let epoch = self.epoch.fetch_add(1, SeqCst).wrapping_add(1);
         for state in &mut all {
-            let state: &mut State<A> = state;
-            state.largest = largest;
-            state.lease = if one || !is_limited { limit } else { state.kept() };
-            leased += if is_limited && !one { state.lease } else { 0 };
+            state.epoch = epoch;
         }
-        self.leased.store(leased, SeqCst);
+        all
+    }
+
+    /// Evicts old blocks, those of the shard with the oldest of all first, until free blocks are within
+    /// the limit.
+    fn evict_above(&self, all: &mut [LockGuard<'_, State<A>>], limit: u64) {
+        let mut above =
+            all.iter().map(|state| state.blocks.bytes).sum::<u64>().saturating_sub(limit);
+        while above > 0 {
+            let age = |state: &&mut LockGuard<'_, State<A>>| {
+                state.blocks.oldest().map_or(u64::MAX, |record| record.freed_at)
+            };
+            let Some(state) = all.iter_mut().min_by_key(age) else { return };
+            let Some(record) = state.blocks.take_to_evict() else { return };
+            above = above.saturating_sub(record.bytes);
+            state.evict(record, &self.bounds.keeping);
+        }
+    }
+
+    /// Lets each of several shards lease what it keeps, as far as the limit goes, and one shard the whole
+    /// limit: frees lease more.
+    fn lease_what_is_kept(&self, all: &mut [LockGuard<'_, State<A>>], limit: u64) {
+        let (one, unlimited) = (all.len() == 1, limit == u64::MAX);
+        let (mut left, largest) = (limit, self.bounds.keeping.full_pool.largest(limit));
+        for state in all.iter_mut() {
+            state.largest = largest;
+            state.lease = if one || unlimited { limit } else { state.kept().min(left) };
+            left -= if unlimited { 0 } else { state.lease };
+        }
+        self.leased.store(if unlimited || one { 0 } else { limit - left }, SeqCst);
     }
 
     /// Sets the limit on blocks of a size, for sizes below that of large ones or for those, and gives back
     /// what is above it.
     pub(crate) fn set_bucket_limit(&self, blocks: usize, large: bool) -> GivenBack {
         self.bounds.keeping.bucket.set(blocks, large);
-        let mut buckets = HashMap::new();
         {
-            let mut all = self.shards.lock_all();
-            self.places.end_all();
-            for state in &mut all {
-                let state: &mut State<A> = state;
-                if state.leases_places {
-                    self.lease_what_buckets_have(state);
-                }
-                for (key, bytes, count) in state.blocks.counts() {
-                    *buckets.entry((key, bytes)).or_insert(0) += count;
-                }
+            let mut all = self.begin_epoch();
+            let mut buckets = HashMap::new();
+            for (key, bytes, count) in all.iter().flat_map(|state| state.blocks.counts()) {
+                *buckets.entry((key, bytes)).or_insert(0) += count;
             }
-        }
-        for ((key, bytes), count) in buckets {
-            for _ in self.bounds.keeping.bucket.of(bytes)..count {
-                if self.evict_oldest_of(key, bytes) {
-                    self.places.end_lease((key.kind, bytes), 1);
-                }
+            for ((key, bytes), count) in buckets {
+                let most = self.bounds.keeping.bucket.of(bytes);
+                (most..count).for_each(|_| self.evict_oldest_of_all(&mut all, key, bytes));
+            }
+            self.places.end_all();
+            for state in all.iter_mut().filter(|state| state.leases_places) {
+                self.lease_what_buckets_have(state);
             }
         }
         self.free_deferred()
+    }
+
+    /// Evicts the block of a bucket that was freed first.
+    fn evict_oldest_of_all(
+        &self,
+        all: &mut [LockGuard<'_, State<A>>],
+        key: Key<A::Kind>,
+        bytes: u64,
+    ) {
+        let age = |state: &&mut LockGuard<'_, State<A>>| {
+            state.blocks.age_of_oldest(key, bytes).unwrap_or(u64::MAX)
+        };
+        let Some(state) = all.iter_mut().min_by_key(age) else { return };
+        if let Some(record) = state.blocks.take_oldest_of(key, bytes) {
+            state.evict(record, &self.bounds.keeping);
+        }
     }
 }

@@ -8,6 +8,7 @@ use crate::limits::FullBucket;
 use crate::port::DeviceAllocator;
 use crate::shard::State;
 use crate::store::Store;
+use crate::store::limits::LimitRead;
 use crate::sys::Mutex;
 use std::collections::HashMap;
 
@@ -27,6 +28,9 @@ impl<K: Copy + Eq + std::hash::Hash> Places<K> {
 
     /// Leases `step` places more, or as many as are left.
     fn lease(&self, (kind, bytes): (K, u64), step: u32, most: u32) -> u32 {
+        if most == 0 {
+            return 0;
+        }
         let leased = &mut *self.0.lock();
         let of_class = leased.entry((kind, bytes)).or_default();
         let got = step.min(most.saturating_sub(*of_class));
@@ -35,7 +39,7 @@ impl<K: Copy + Eq + std::hash::Hash> Places<K> {
     }
 
     /// Takes places back that a shard had leased.
-    pub(super) fn end_lease(&self, (kind, bytes): (K, u64), places: u32) {
+    fn end_lease(&self, (kind, bytes): (K, u64), places: u32) {
         let leased = &mut *self.0.lock();
         if let Some(of_class) = leased.get_mut(&(kind, bytes)) {
             *of_class = of_class.saturating_sub(places);
@@ -60,18 +64,24 @@ impl<K: Copy + Eq + std::hash::Hash> Places<K> {
 impl<A: DeviceAllocator> Store<A> {
     /// Finds a place for a block in the bucket of its shard, where shards lease places and this one has none
     /// left. Returns whether a block of any shard was evicted for it: that is a deferred free.
-    pub(super) fn make_place(&self, at: usize, record: &mut RecordOwner<A>, limit: u64) -> bool {
-        let (bytes, kind) = (record.bytes, record.kind);
-        let (most, shards) = (self.bounds.keeping.bucket.of(bytes), self.shards.count());
-        if most == usize::MAX || shards == 1 {
+    pub(super) fn make_place(
+        &self,
+        at: usize,
+        record: &mut RecordOwner<A>,
+        limit: LimitRead,
+    ) -> bool {
+        let (bytes, kind, shards) = (record.bytes, record.kind, self.shards.count());
+        if !self.bounds.keeping.limits_buckets || shards == 1 {
             return false;
         }
         let key = State::key_of(self.allocator.clock(), record);
         {
             let state = &mut *self.shards.lock(at);
-            let largest = self.bounds.keeping.full_pool.largest(limit);
+            let most = self.bounds.keeping.bucket.of(bytes);
+            let largest = self.bounds.keeping.full_pool.largest(limit.bytes);
             let stays = record.pooled && !state.closed && bytes <= largest;
-            if !stays || !state.is_bucket_full(key, bytes, &self.bounds.keeping) {
+            let is_full = state.is_bucket_full(key, bytes, &self.bounds.keeping);
+            if state.epoch != limit.epoch || !stays || !is_full {
                 return false;
             }
             self.end_idle_leases(state, key, bytes);
@@ -83,17 +93,19 @@ impl<A: DeviceAllocator> Store<A> {
                 return false;
             }
         }
-        let (mut got, mut evicted) = (self.spare_places(at, key, bytes), false);
+        let (mut got, mut evicted) = (self.spare_places(at, key, bytes, limit.epoch), false);
         if got == 0 && self.bounds.keeping.full_bucket == FullBucket::EvictOldest {
-            evicted = self.evict_oldest_of(key, bytes);
-            got = u32::from(evicted);
+            (evicted, got) = self.evict_oldest_of(key, bytes, limit.epoch);
         }
-        self.shards.lock(at).blocks.add_places(key, bytes, got);
+        let state = &mut *self.shards.lock(at);
+        if state.epoch == limit.epoch {
+            state.blocks.add_places(key, bytes, got);
+        }
         evicted
     }
 
     /// Before the table of a shard grows for a class: those without blocks need no places.
-    fn end_idle_leases(&self, state: &mut State<A>, key: Key<A::Kind>, bytes: u64) {
+    pub(super) fn end_idle_leases(&self, state: &mut State<A>, key: Key<A::Kind>, bytes: u64) {
         if state.blocks.is_full_for(key, bytes) {
             state.blocks.take_idle_places(|class, places| self.places.end_lease(class, places));
         }
@@ -101,7 +113,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Takes half of the places that another shard leased and does not use, first of those in which no
     /// thread is.
-    fn spare_places(&self, at: usize, key: Key<A::Kind>, bytes: u64) -> u32 {
+    fn spare_places(&self, at: usize, key: Key<A::Kind>, bytes: u64, epoch: u32) -> u32 {
         let mut seen = 1_u64 << at;
         for of in [Some(at), None] {
             for other in 0..self.shards.count() {
@@ -110,6 +122,9 @@ impl<A: DeviceAllocator> Store<A> {
                 }
                 let Some(mut state) = self.shards.lock_for(other, of) else { continue };
                 seen |= 1 << other;
+                if state.epoch != epoch {
+                    return 0;
+                }
                 let got = state.blocks.take_places(key, bytes, |spare| spare.div_ceil(2));
                 if got > 0 {
                     return got;
@@ -119,15 +134,18 @@ impl<A: DeviceAllocator> Store<A> {
         0
     }
 
-    /// Evicts the block of a bucket that was freed first, of all shards, and ends the lease of its place,
-    /// which is the caller's then. Returns whether there was one.
-    pub(super) fn evict_oldest_of(&self, key: Key<A::Kind>, bytes: u64) -> bool {
+    /// Evicts the block of a bucket that was freed first, of all shards. Returns whether there was one, and
+    /// its place, which is the caller's then.
+    fn evict_oldest_of(&self, key: Key<A::Kind>, bytes: u64, epoch: u32) -> (bool, u32) {
         let age = |at| Some((self.shards.lock(at).blocks.age_of_oldest(key, bytes)?, at));
-        let Some((_, at)) = (0..self.shards.count()).filter_map(age).min() else { return false };
+        let oldest = (0..self.shards.count()).filter_map(age).min();
+        let Some((_, at)) = oldest else { return (false, 0) };
         let state = &mut *self.shards.lock(at);
-        let Some(record) = state.blocks.take_oldest_of(key, bytes) else { return false };
+        let found =
+            if state.epoch == epoch { state.blocks.take_oldest_of(key, bytes) } else { None };
+        let Some(record) = found else { return (false, 0) };
         state.evict(record, &self.bounds.keeping);
-        state.blocks.take_places(key, bytes, |spare| spare.min(1)) > 0
+        (true, state.blocks.take_places(key, bytes, |spare| spare.min(1)))
     }
 
     /// How many blocks of a size all shards have in their buckets.

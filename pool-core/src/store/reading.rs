@@ -117,9 +117,9 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    /// Buffers that were freed so far. It takes all locks.
+    /// Buffers that were freed in all, also before counts were reset. It takes all locks.
     pub(crate) fn freed_buffers(&self) -> u64 {
-        if self.is_unusable() { 0 } else { self.sum().accounts.live.stat().freed }
+        if self.is_unusable() { 0 } else { self.sum().accounts.live.freed() }
     }
 
     /// The counts, as a pool reports them.

@@ -108,11 +108,12 @@ impl<A: DeviceAllocator> Store<A> {
                 used: first.ranges.used_peak,
             };
         }
-        let (turn, leases_places, closed) = (first.turn, first.leases_places, first.closed);
+        let (turn, leases_places) = (first.turn, first.leases_places);
+        let (epoch, closed) = (first.epoch, first.closed);
         let lease = if is_limited { 0 } else { u64::MAX };
         self.shards.grow(count, |number| {
             let state = State::new(number, self.shape.split(), by_size, lease);
-            State { turn, leases_places, closed, ..state }
+            State { turn, leases_places, epoch, closed, ..state }
         });
     }
 

@@ -22,6 +22,8 @@ struct Taken<A: DeviceAllocator> {
     /// What of the cached limit they fill, and of the limit of their bucket.
     lease: u64,
     places: u32,
+    /// The epoch of the limits that these are of.
+    epoch: u32,
 }
 
 /// What a look at another shard gave.
@@ -84,12 +86,22 @@ impl<A: DeviceAllocator> Store<A> {
         let Some(taken) = taken else { return Look::Nothing };
         self.note_taken(request, at);
         let own = &mut *self.shards.lock(home);
-        own.lease = own.lease.saturating_add(taken.lease);
-        if let Some(bytes) = taken.blocks[0].as_ref().map(|record| record.bytes) {
-            own.blocks.add_places(request.key, bytes, taken.places);
+        let is_same = own.epoch == taken.epoch;
+        if let Some(bytes) = taken.blocks[0].as_ref().map(|record| record.bytes)
+            && is_same
+        {
+            own.lease = own.lease.saturating_add(taken.lease);
+            if taken.places > 0 {
+                self.end_idle_leases(own, request.key, bytes);
+                own.blocks.add_places(request.key, bytes, taken.places);
+            }
         }
-        for record in taken.blocks.into_iter().flatten() {
-            own.keep(request.key, record);
+        // Limits that have changed meanwhile count one of them, which goes at once.
+        for (number, record) in taken.blocks.into_iter().flatten().enumerate() {
+            match is_same || number == 0 {
+                true => own.keep(request.key, record),
+                false => own.evict(record, &self.bounds.keeping),
+            }
         }
         let requester = self.requester(request);
         Look::Taken(own.take_block(request, &requester, self.bounds.statistics))
@@ -122,6 +134,6 @@ impl<A: DeviceAllocator> Store<A> {
         let filled: u64 = blocks.iter().flatten().map(|record| record.bytes).sum();
         let lease = if self.is_unlimited() { 0 } else { filled.min(from.lease) };
         from.lease -= lease;
-        Some(Taken { blocks, lease, places })
+        Some(Taken { blocks, lease, places, epoch: from.epoch })
     }
 }

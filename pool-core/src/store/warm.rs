@@ -4,7 +4,7 @@ use crate::block::request::PoolRequest;
 use crate::limits::InTransit;
 use crate::port::{Allocating, DeviceAllocator, DeviceError, Limit, StreamClock, Why};
 use crate::store::Store;
-use crate::store::free::Freed;
+use crate::store::free::{Freed, Room};
 use crate::stream::Pending;
 
 /// Live ranges that no buffer has. They are free when it is dropped, also by a panic of the device.
@@ -58,9 +58,8 @@ impl<A: DeviceAllocator> Store<A> {
         if A::MEMORY.allocating == Allocating::AtOnce {
             record.marks.get_mut().belong_to_nobody();
         }
-        let limit = self.cached_limit();
         let (at, stays, evicted) = {
-            let (at, mut state, evicted) = self.lock_with_room(&mut record, limit);
+            let Room { at, mut state, limit, evicted } = self.lock_with_room(&mut record);
             let state = &mut *state;
             state.turn += 1;
             record.freed_at = self.time_of(state);

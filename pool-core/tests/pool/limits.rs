@@ -421,14 +421,39 @@ fn limits_of_the_cache_change_in_a_running_pool() {
 
 #[test]
 fn the_cached_limit_of_an_arena_changes_in_a_running_pool() {
-    let config = ArenaConfig::pages(64 * KIB, 0.5);
-    let pool = BucketPool::builder(SimDevice::new()).arena(config).build();
-    let all: Vec<_> = (0..32).map(|_| pool.allocate(64 * KIB).unwrap()).collect();
-    drop(all);
-    assert!(pool.stats().cached_bytes >= 2 * MIB);
-    let given_back = pool.set_cached_limit(MIB).unwrap();
-    assert!(given_back >= MIB && pool.stats().cached_bytes <= MIB, "{given_back} given back");
-    pool.check();
+    for (shards, streams) in [(1, 1), (4, 4)] {
+        let device = SimDevice::new();
+        let builder = BucketPool::builder(device.clone()).arena(ArenaConfig::pages(64 * KIB, 0.5));
+        let pool = builder.shards(shards).build();
+        let streams: Vec<_> = (0..streams).map(|_| device.stream()).collect();
+        let on = |at: usize| pool.allocate_on(&streams[at % streams.len()], 64 * KIB).unwrap();
+        let all: Vec<_> = (0..64).map(on).collect();
+        drop(all);
+        let parts = pool.check().free_by_shard;
+        assert_eq!(parts.iter().filter(|free| free.bytes > 0).count(), shards.min(streams.len()));
+        assert!(pool.stats().cached_bytes >= 4 * MIB);
+        let given_back = pool.set_cached_limit(MIB).unwrap();
+        assert!(given_back >= MIB && pool.stats().cached_bytes <= MIB, "{given_back} given back");
+        pool.check();
+    }
+}
+
+/// A limit of 0 keeps nothing, and leaves nothing behind for sizes that were there once.
+#[test]
+fn a_bucket_limit_of_0_keeps_nothing() {
+    let builder = BucketPool::builder(crate::shards::Plain::default()).shards(4);
+    let pool = builder.policy(BucketPolicy::Exact).bucket_limit(2).build();
+    let mut threads = TestThreads::new(4);
+    let mut once = |sizes: std::ops::Range<u64>| {
+        for size in sizes {
+            let buffer = pool.allocate(64 * size).unwrap();
+            threads.as_thread(usize::try_from(size).unwrap() % 4, || drop(buffer));
+        }
+        pool.check().leased_buckets
+    };
+    assert_eq!(once(1..20), 19);
+    pool.set_bucket_limit(0).unwrap();
+    assert_eq!((once(20..60), pool.stats().cached_bytes), (0, 0));
 }
 
 #[test]
@@ -441,6 +466,10 @@ fn a_limit_that_cannot_be_set_is_refused_and_the_old_one_holds() {
     let error = pool.set_bucket_limit(3).unwrap_err();
     assert_eq!(error.why(), Why::Unsupported);
     assert!(error.to_string().contains("built without `bucket_limit`"), "{error}");
+    let with_one = BucketPool::builder(SimDevice::new()).bucket_limit(3).build();
+    assert_eq!(with_one.set_large_bucket_limit(3).unwrap_err().why(), Why::Unsupported);
+    let arena = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow()).bucket_limit(3);
+    assert_eq!(arena.build().set_bucket_limit(3).unwrap_err().why(), Why::Unsupported);
 }
 
 /// As the pool of seed 000: a full pool discards what comes back, and a block may have all of the limit.
@@ -490,6 +519,12 @@ fn limits_that_change_beside_threads_hold() {
                 }
             });
         }
+        let other = pool.clone();
+        scope.spawn(move || {
+            for round in 0..rounds {
+                other.set_cached_limit(16 * KIB + round as u64).unwrap();
+            }
+        });
         for round in 0..rounds {
             pool.set_bucket_limit(1 + round % 8).unwrap();
             let cached = if round % 3 == 0 { CachedLimit::Unlimited } else { (64 * KIB).into() };
