@@ -270,7 +270,8 @@ pub fn write(log: &Log, map: &MemoryMap, out: &mut impl Write) -> io::Result<()>
             Kind::Allocate => {
                 live.insert(one.id, (address, one.bytes));
                 push("alloc", address, one.bytes);
-                address += one.bytes.max(1).next_multiple_of(GRANULE);
+                let bytes = one.bytes.max(1).checked_next_multiple_of(GRANULE);
+                address = address.saturating_add(bytes.unwrap_or(u64::MAX));
             }
             Kind::Free => {
                 let Some((address, bytes)) = live.get(&one.id).copied() else { continue };
