@@ -1,8 +1,12 @@
 //! The fuzz targets: functions of any bytes, each of which returns, or panics because of a fault.
+//! A reader that takes more memory than its bytes times a constant has a fault.
 //!
 //! `cargo xtask ci` runs the saved inputs in `corpus` through them; `cargo xtask ci --deep` looks
 //! for new ones, five minutes for each target.
 
+mod memory;
+
+use memory::{limited, readable};
 use pool_config::{PolicySpec, PoolConfig};
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB};
 use pool_core::observe::MemoryMap;
@@ -51,16 +55,40 @@ pub fn torch(bytes: &[u8]) {
     reads(bytes, |bytes| pool_trace::torch::read(bytes), None);
 }
 
-/// A trace of any format, which its first bytes tell.
+/// A trace of any format, plain or compressed, which its first bytes tell.
 pub fn any_trace(bytes: &[u8]) {
     reads(bytes, |bytes| pool_trace::read(bytes), None);
 }
+
+/// The text of a trace of any format, repeated as its first byte says and compressed. It is read as
+/// the text itself is, or refused for being too long for its file.
+pub fn compressed(bytes: &[u8]) {
+    let Some((times, part)) = bytes.split_first() else { return };
+    let text = part.repeat(1 << (times % 16));
+    if text.len() > 4 << 20 {
+        return;
+    }
+    let file = zstd::stream::encode_all(&text[..], 1).expect("a Vec takes all bytes");
+    let limit = text.len().min(readable(file.len()));
+    let packed = limited(limit, || pool_trace::read(&file[..]));
+    let plain = limited(text.len(), || pool_trace::read(&text[..]));
+    match (plain, packed) {
+        (Ok(plain), Ok(packed)) => assert_eq!(packed, plain),
+        (Err(plain), Err(_)) if text.len() <= readable(0) => assert!(!plain.found.is_empty()),
+        (_, Ok(_)) => panic!("only the compressed text was read"),
+        (_, Err(_)) => assert!(text.len() > readable(0), "{} bytes", text.len()),
+    }
+}
+
+/// The first bytes of a zstd frame.
+const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 type Writer<'w> = &'w dyn Fn(&Log, &mut Vec<u8>) -> std::io::Result<()>;
 
 /// An error is one line. What was read keeps its operations when it is written and read again.
 fn reads(bytes: &[u8], read: impl Fn(&[u8]) -> Result<Log, Malformed>, write: Option<Writer<'_>>) {
-    let log = match read(bytes) {
+    let text = if bytes.starts_with(&ZSTD) { readable(bytes.len()) } else { bytes.len() };
+    let log = match limited(text, || read(bytes)) {
         Ok(log) => log,
         Err(error) => {
             let text = error.to_string();
@@ -86,20 +114,24 @@ pub fn settings(bytes: &[u8]) {
     }
 }
 
-/// A configuration file; a pool that it describes serves a request. Its text may be that of a
-/// policy too, which is then printed as it is read.
+/// A configuration file in TOML or JSON; a pool that it describes serves a request. Its text may be
+/// that of a policy too, which is then printed as it is read.
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    if let Ok(spec) = text.parse::<PolicySpec>() {
+    if let Ok(spec) = limited(text.len(), || text.parse::<PolicySpec>()) {
         assert_eq!(spec.to_string().parse(), Ok(spec), "{text}");
     }
-    let Ok(config) = toml::from_str::<PoolConfig>(text) else { return };
-    match config.pool(SimDevice::new()) {
-        Ok(pool) => {
-            drop(pool.allocate(1000));
-            pool.check();
+    let toml = limited(text.len(), || toml::from_str::<PoolConfig>(text).ok());
+    let json = limited(text.len(), || serde_json::from_str::<PoolConfig>(text).ok());
+    for config in [toml, json].into_iter().flatten() {
+        // A file may ask for any number of blocks ahead; the device has few.
+        match config.pool(SimDevice::with_capacity(1 << 20)) {
+            Ok(pool) => {
+                drop(pool.allocate(1000));
+                pool.check();
+            }
+            Err(error) => assert_eq!(error.to_string().lines().count(), 1, "{error}"),
         }
-        Err(error) => assert_eq!(error.to_string().lines().count(), 1, "{error}"),
     }
 }
 
@@ -156,12 +188,13 @@ mod tests {
 
     #[test]
     fn saved_inputs_pass() {
-        let targets: [(&str, fn(&[u8])); 8] = [
+        let targets: [(&str, fn(&[u8])); 9] = [
             ("script", script),
             ("ptrace", ptrace),
             ("rmm", rmm),
             ("torch", torch),
             ("any_trace", any_trace),
+            ("compressed", compressed),
             ("settings", settings),
             ("config", config),
             ("sizes", sizes),

@@ -4,6 +4,10 @@
 //! that is not ordered after the use before it. It is a device for tests and for replaying traces,
 //! not a model of how long a call takes.
 
+mod raw;
+#[cfg(test)]
+mod tests;
+
 use crate::engine::{Engine, Event, Graph};
 use crate::memory::ALIGNMENT;
 use crate::script::{SimCall, SimCalls};
@@ -17,6 +21,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
+
+pub use raw::SimRaw;
 
 /// A stream of a [`SimDevice`].
 pub type SimStream = Stream<SimDriver>;
@@ -92,7 +98,7 @@ impl SimDevice {
     pub fn with_capacity(bytes: u64) -> Self {
         let driver = SimDriver(Arc::new(Mutex::new(Engine::new(bytes))));
         Self {
-            clock: Arc::new(Timeline::new(driver.clone(), 0)),
+            clock: Arc::new(Timeline::new(driver.clone(), SimRaw::default_stream())),
             driver,
             refused: Arc::default(),
             page: ALIGNMENT,
@@ -131,21 +137,21 @@ impl SimDevice {
     }
 
     /// Creates a stream. Its work stays queued until a caller synchronizes or calls
-    /// [`SimDevice::run`].
+    /// [`SimDevice::run`]. A stream that was retired, seen done and dropped leaves its number and its
+    /// count of operations ([`SimDevice::given`]) to a later one.
     #[must_use]
     pub fn stream(&self) -> SimStream {
-        let raw = self.driver.0.lock().new_stream();
-        self.clock.register(raw)
+        self.clock.register(SimRaw::new(&self.driver.0))
     }
 
     /// Queues a kernel on `on` that uses all bytes of `view`.
     pub fn kernel(&self, on: &SimStream, view: &SimView<'_>) {
-        self.driver.0.lock().kernel(*on.raw(), view.bytes());
+        self.driver.0.lock().kernel(on.raw().number(), view.bytes());
     }
 
     /// Queues a kernel on `on` that reads all bytes of `view` and writes none.
     pub fn reading_kernel(&self, on: &SimStream, view: &SimView<'_>) {
-        self.driver.0.lock().reading_kernel(*on.raw(), view.bytes());
+        self.driver.0.lock().reading_kernel(on.raw().number(), view.bytes());
     }
 
     /// Uses all bytes of `view` on the CPU now.
@@ -171,26 +177,26 @@ impl SimDevice {
 
     /// Runs the queued work of one stream, and the work that it waits for.
     pub fn run_stream(&self, stream: &SimStream) {
-        self.driver.0.lock().run_stream(*stream.raw());
+        self.driver.0.lock().run_stream(stream.raw().number());
     }
 
     /// Runs the next `operations` queued operations of one stream, and the work that they wait for.
     pub fn advance(&self, stream: &SimStream, operations: u64) {
         for _ in 0..operations {
-            self.driver.0.lock().step(*stream.raw());
+            self.driver.0.lock().step(stream.raw().number());
         }
     }
 
     /// Returns the number of operations that a stream was given so far.
     #[must_use]
     pub fn given(&self, stream: &SimStream) -> u64 {
-        self.driver.0.lock().given(*stream.raw())
+        self.driver.0.lock().given(stream.raw().number())
     }
 
     /// Runs a stream up to an operation, numbered as by [`SimDevice::given`], and the work that it
     /// waits for.
     pub fn run_to(&self, stream: &SimStream, operation: u64) {
-        self.driver.0.lock().run_to(*stream.raw(), operation);
+        self.driver.0.lock().run_to(stream.raw().number(), operation);
     }
 
     /// Makes `times` calls of a kind fail, after `skip` more calls of that kind.
@@ -275,7 +281,7 @@ impl SimDevice {
 
     /// Queues filling a view with a byte.
     pub fn fill(&self, on: &SimStream, view: &SimView<'_>, byte: u8) {
-        self.driver.0.lock().fill(*on.raw(), view.bytes(), byte);
+        self.driver.0.lock().fill(on.raw().number(), view.bytes(), byte);
     }
 
     /// Captures the work that `stream` is given from here on into a graph. A stream that waits for
@@ -304,7 +310,7 @@ impl SimDevice {
     /// ```
     pub fn begin_capture(&self, stream: &SimStream) -> Result<(), DeviceError> {
         self.clock.begin_capture(stream)?;
-        self.driver.0.lock().begin_capture(*stream.raw())
+        self.driver.0.lock().begin_capture(stream.raw().number())
     }
 
     /// Ends the capture that began on `stream`. Returns the graph, and the marks that each launch
@@ -330,12 +336,12 @@ impl SimDevice {
     /// ```
     pub fn end_capture(&self, stream: &SimStream) -> Result<(Graph, Vec<Mark>), DeviceError> {
         let awaited = self.clock.end_capture(stream);
-        self.driver.0.lock().end_capture(*stream.raw()).map(|graph| (graph, awaited))
+        self.driver.0.lock().end_capture(stream.raw().number()).map(|graph| (graph, awaited))
     }
 
     /// Queues a graph on a stream.
     pub fn launch(&self, graph: &Graph, on: &SimStream) {
-        self.driver.0.lock().launch(graph, *on.raw());
+        self.driver.0.lock().launch(graph, on.raw().number());
     }
 
     fn wait_for(&self, marks: &[MarkOf<Self>]) -> Result<(), DeviceError> {
@@ -350,7 +356,7 @@ impl SimDevice {
     /// Returns the contents of a view after everything given to `on` so far has run.
     #[must_use]
     pub fn read(&self, on: &SimStream, view: &SimView<'_>) -> Vec<u8> {
-        self.driver.0.lock().read(*on.raw(), view.bytes())
+        self.driver.0.lock().read(on.raw().number(), view.bytes())
     }
 }
 
@@ -406,7 +412,7 @@ impl DeviceAllocator for SimDevice {
     }
 
     fn zero(&self, block: &mut SimBlock, bytes: u64, on: &SimStream) -> Result<(), DeviceError> {
-        self.driver.0.lock().fill(*on.raw(), block.at..block.at + bytes, 0);
+        self.driver.0.lock().fill(on.raw().number(), block.at..block.at + bytes, 0);
         Ok(())
     }
 }
@@ -425,7 +431,11 @@ impl Sliceable for SimDevice {
         bytes: Range<u64>,
         on: &SimStream,
     ) -> Result<(), DeviceError> {
-        self.driver.0.lock().fill(*on.raw(), block.at + bytes.start..block.at + bytes.end, 0);
+        self.driver.0.lock().fill(
+            on.raw().number(),
+            block.at + bytes.start..block.at + bytes.end,
+            0,
+        );
         Ok(())
     }
 }
@@ -470,14 +480,14 @@ impl VirtualMemory for SimDevice {
 }
 
 impl EventDriver for SimDriver {
-    type Raw = usize;
+    type Raw = SimRaw;
     type Event = SimEvent;
 
-    fn record(&self, on: &usize) -> Result<SimEvent, DeviceError> {
-        self.0.lock().record(*on).map(SimEvent)
+    fn record(&self, on: &SimRaw) -> Result<SimEvent, DeviceError> {
+        self.0.lock().record(on.number()).map(SimEvent)
     }
-    fn wait(&self, on: &usize, event: &SimEvent) -> Result<(), DeviceError> {
-        self.0.lock().wait(*on, &event.0)
+    fn wait(&self, on: &SimRaw, event: &SimEvent) -> Result<(), DeviceError> {
+        self.0.lock().wait(on.number(), &event.0)
     }
     fn query(&self, event: &SimEvent) -> Result<bool, DeviceError> {
         self.0.lock().query(&event.0)

@@ -10,6 +10,7 @@ use capture::Captures;
 use pool_core::{DeviceError, Why};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -50,6 +51,8 @@ pub struct Engine {
     calls: SimCalls,
     faults: Faults,
     streams: Vec<Queue>,
+    /// Streams that are given nothing more, until the host has seen all their work done.
+    ended: VecDeque<usize>,
     /// Operations that the host has seen done. Work that the host gives later is ordered after
     /// them.
     host: VectorClock,
@@ -71,6 +74,7 @@ impl Engine {
             calls: SimCalls::default(),
             faults: Faults::default(),
             streams: vec![Queue::default()],
+            ended: VecDeque::new(),
             host: VectorClock::default(),
             shadow: Shadow::default(),
             dice: None,
@@ -252,7 +256,7 @@ impl Engine {
     fn use_on_cpu(&mut self, bytes: Range<u64>, access: Access) {
         let after = self.host.clone();
         let host = ShadowUse { stream: usize::MAX, operation: 0, access, after };
-        self.shadow.uses(bytes, host);
+        self.shadow.uses(bytes, host, &self.host);
     }
 
     /// Queues work on two ranges. The effect is applied when the work runs.
@@ -274,7 +278,8 @@ impl Engine {
         }
         let operation = self.give(on, op);
         let after = self.streams[on].clock.clone();
-        self.shadow.uses(bytes, ShadowUse { stream: on, operation, access, after });
+        let now = ShadowUse { stream: on, operation, access, after };
+        self.shadow.uses(bytes, now, &self.host);
     }
 
     /// Returns whether all of a range is memory that is handed out, in one block.

@@ -16,7 +16,9 @@ mod script;
 mod shadow;
 mod transfer;
 
-pub use device::{SimAllocator, SimBlock, SimDevice, SimDriver, SimEvent, SimStream, SimView};
+pub use device::{
+    SimAllocator, SimBlock, SimDevice, SimDriver, SimEvent, SimRaw, SimStream, SimView,
+};
 pub use engine::Graph;
 pub use hooked::{Call, Claims, Hooked, HookedBlock, Hooks};
 pub use mapped::{CpuTouches, MappedSim};

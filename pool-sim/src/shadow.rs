@@ -8,29 +8,48 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// For each stream, the number of its operations that a use or an event is ordered after.
+/// For each stream, the number of its operations that a use or an event is ordered after; streams
+/// without an entry have 0. Ordered by stream.
+///
+/// The host has a clock too, and work that it gives to a stream is ordered after what it has seen
+/// done. So the other clocks keep only what is beyond the host's ([`VectorClock::forget`]), and each
+/// question about an order asks both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct VectorClock(Vec<u64>);
+pub(super) struct VectorClock(Vec<(usize, u64)>);
 
 impl VectorClock {
     pub(super) fn of(&self, stream: usize) -> u64 {
-        self.0.get(stream).copied().unwrap_or(0)
+        self.place(stream).map_or(0, |at| self.0[at].1)
+    }
+
+    /// Returns where the entry of a stream is, or where it would be.
+    fn place(&self, stream: usize) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&stream, |(stream, _)| *stream)
     }
 
     pub(super) fn raise(&mut self, stream: usize, to: u64) {
-        if stream >= self.0.len() {
-            self.0.resize(stream + 1, 0);
+        match self.place(stream) {
+            Ok(at) => self.0[at].1 = self.0[at].1.max(to),
+            Err(at) if to > 0 => self.0.insert(at, (stream, to)),
+            Err(_) => {}
         }
-        self.0[stream] = self.0[stream].max(to);
     }
 
     pub(super) fn merge(&mut self, other: &Self) {
-        if self.0.len() < other.0.len() {
-            self.0.resize(other.0.len(), 0);
+        for (stream, operation) in &other.0 {
+            self.raise(*stream, *operation);
         }
-        for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
-            *mine = (*mine).max(*theirs);
-        }
+    }
+
+    /// Drops what the host has seen done.
+    pub(super) fn forget(&mut self, host: &Self) {
+        self.0.retain(|(stream, operation)| host.of(*stream) < *operation);
+    }
+
+    /// Returns the number of entries.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 }
 
@@ -61,20 +80,19 @@ pub(super) struct ShadowUse {
     pub(super) stream: usize,
     pub(super) operation: u64,
     pub(super) access: Access,
-    /// Operations that the use is ordered after, itself included.
+    /// Operations that the use is ordered after, itself included, beyond what the host had seen.
     pub(super) after: VectorClock,
 }
 
 impl fmt::Display for ShadowUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (operation {} of stream {}", self.access.what, self.operation, self.stream)?;
-        let others = (0..self.after.0.len()).filter(|stream| *stream != self.stream);
-        let known: Vec<_> = others.filter(|stream| self.after.of(*stream) > 0).collect();
-        if known.is_empty() {
+        let others = || self.after.0.iter().filter(|(stream, _)| *stream != self.stream);
+        if others().next().is_none() {
             return f.write_str(", after nothing of others)");
         }
-        for stream in known {
-            write!(f, ", after {} of stream {stream}", self.after.of(stream))?;
+        for (stream, operation) in others() {
+            write!(f, ", after {operation} of stream {stream}")?;
         }
         f.write_str(")")
     }
@@ -94,12 +112,13 @@ impl Uses {
         self.write.iter().chain(reads)
     }
 
-    /// The uses after a new one.
-    fn followed_by(mut self, now: &Arc<ShadowUse>) -> Self {
+    /// The uses after a new one. Reads that the host has seen done are before all that follows.
+    fn followed_by(mut self, now: &Arc<ShadowUse>, host: &VectorClock) -> Self {
         if now.access.writes {
             return Self { write: Some(now.clone()), reads: Vec::new() };
         }
-        self.reads.retain(|read| read.stream != now.stream);
+        let is_open = |read: &ShadowUse| host.of(read.stream) < read.operation;
+        self.reads.retain(|read| read.stream != now.stream && is_open(read));
         self.reads.push(now.clone());
         self
     }
@@ -134,8 +153,9 @@ impl Shadow {
         taken
     }
 
-    /// Records a use of a range, and a hazard if it is not ordered after the uses before.
-    pub(super) fn uses(&mut self, bytes: Range<u64>, now: ShadowUse) {
+    /// Records a use of a range, and a hazard if it is not ordered after the uses before. It is
+    /// ordered after what the `host` has seen done.
+    pub(super) fn uses(&mut self, bytes: Range<u64>, now: ShadowUse, host: &VectorClock) {
         if bytes.is_empty() {
             return;
         }
@@ -144,24 +164,32 @@ impl Shadow {
         for (part, before) in self.take(&bytes) {
             let Range { start, end } = part;
             for before in before.before(now.access) {
-                if now.after.of(before.stream) < before.operation {
+                let after = now.after.of(before.stream).max(host.of(before.stream));
+                if after < before.operation {
                     self.hazards.push(format!("bytes {start}..{end}: {now} is not after {before}"));
                 }
             }
             if now.access.writes {
                 continue;
             }
-            self.put(end..rest, Uses::default().followed_by(&now));
-            self.put(start..end, before.followed_by(&now));
+            self.put(end..rest, Uses::default().followed_by(&now, host));
+            self.put(start..end, before.followed_by(&now, host));
             rest = start;
         }
-        self.put(bytes.start..rest, Uses::default().followed_by(&now));
+        self.put(bytes.start..rest, Uses::default().followed_by(&now, host));
     }
 
     fn put(&mut self, bytes: Range<u64>, uses: Uses) {
         if !bytes.is_empty() {
             self.uses.insert(bytes.start, (bytes.end, uses));
         }
+    }
+
+    /// Returns the number of entries of all clocks.
+    #[cfg(test)]
+    pub(super) fn clock_entries(&self) -> usize {
+        let uses = self.uses.values().flat_map(|(_, uses)| uses.write.iter().chain(&uses.reads));
+        uses.map(|one| one.after.len()).sum()
     }
 
     /// Records that a range is freed after operations up to `done` of each stream have run. Freeing

@@ -26,7 +26,7 @@ impl Transfer for SimDevice {
         on: &SimStream,
     ) -> Result<(), DeviceError> {
         let bytes = part(to, offset, from.len() as u64);
-        self.driver.0.lock().write(*on.raw(), bytes.start, from.to_vec());
+        self.driver.0.lock().write(on.raw().number(), bytes.start, from.to_vec());
         Ok(())
     }
 
@@ -41,7 +41,7 @@ impl Transfer for SimDevice {
             return Err(DeviceError::new(Why::NotSubmitted, "read in a capture"));
         }
         let bytes = part(from, offset, to.len() as u64);
-        to.copy_from_slice(&self.driver.0.lock().read(*on.raw(), bytes));
+        to.copy_from_slice(&self.driver.0.lock().read(on.raw().number(), bytes));
         Ok(())
     }
 }
@@ -72,7 +72,7 @@ impl TransferLater for SimDevice {
         let (to, shown) = (arrived.clone(), range.clone());
         let copy = move |memory: &mut Contents<'_>| *to.lock() = Some(memory.read(&shown));
         let uses = [(range, Access::reading("read")), (0..0, Access::reading("read"))];
-        self.driver.0.lock().later(*on.raw(), uses, copy);
+        self.driver.0.lock().later(on.raw().number(), uses, copy);
         Ok(SimArrival { device: self.clone(), arrived, mark: self.clock().mark(on) })
     }
 }

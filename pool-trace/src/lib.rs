@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 mod breakdown;
+mod decompress;
 mod leaks;
 mod lines;
 mod malformed;
@@ -26,7 +27,7 @@ pub mod torch;
 #[cfg(feature = "tracing")]
 mod tracing_events;
 
-use std::io::{BufRead, BufReader, Cursor, Read};
+use std::io::{BufRead, Cursor, Read};
 
 pub use breakdown::{Breakdown, RequestCounts};
 pub use leaks::{LeakTracker, LiveBuffer};
@@ -48,17 +49,10 @@ pub use tracing_events::TracingEvents;
 ///
 /// # Errors
 ///
-/// As for the `read` of the format.
+/// As for the `read` of the format; a compressed file whose contents are more than a mebibyte and
+/// 100 times as long as the file.
 pub fn read(source: impl Read) -> Result<Log, Malformed> {
-    let mut source = BufReader::new(source);
-    let start = source.fill_buf().map_err(|error| Malformed::new(error, "a readable file"))?;
-    if start.starts_with(&ptrace::ZSTD) {
-        let expected = "text or a pickle, plain or compressed with zstd";
-        let decoder = zstd::stream::read::Decoder::with_buffer(source);
-        let decoder = decoder.map_err(|error| Malformed::new(error, expected))?;
-        return read_plain(BufReader::new(decoder));
-    }
-    read_plain(source)
+    read_plain(decompress::open(source)?)
 }
 
 /// The first byte of a pickle of protocol 2 and later.

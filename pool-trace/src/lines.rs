@@ -2,19 +2,18 @@
 //! lost, down to the middle of a line.
 
 use crate::malformed::Malformed;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read};
+
+/// The longest line, in bytes. Only the names of call stacks are longer than some hundred bytes; a
+/// [`Recorder`](crate::Recorder) writes at most 32 of them in a line.
+const MAX_LINE_BYTES: u64 = 1 << 20;
 
 /// The expected contents of a file that cannot be read.
-pub(crate) const READABLE: &str = "text, plain or compressed with zstd";
+const READABLE: &str = "text, plain or compressed with zstd";
 
 /// The error of a file that could not be read.
 pub(crate) fn unreadable(error: &io::Error) -> Malformed {
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof => {
-            Malformed::new("a compressed file that is cut off", "whole frames of zstd")
-        }
-        _ => Malformed::new(error, READABLE),
-    }
+    Malformed::of_read(error, READABLE)
 }
 
 /// One line, without its end.
@@ -42,15 +41,20 @@ impl<R: BufRead> Lines<R> {
     ///
     /// # Errors
     ///
-    /// A line that cannot be read, or that is no text. A log that is cut off in a later line than
-    /// its first is no error.
+    /// A line that cannot be read, that is no text, or that is longer than [`MAX_LINE_BYTES`]. A log
+    /// that is cut off in a later line than its first is no error.
     pub(crate) fn next(&mut self) -> Result<Option<Line>, Malformed> {
         self.number += 1;
         let (mut bytes, number) = (Vec::new(), self.number);
-        let read = self.source.read_until(b'\n', &mut bytes);
+        let read = self.source.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut bytes);
         let is_ended = bytes.pop_if(|last| *last == b'\n').is_some();
         match read {
             Ok(0) => return Ok(None),
+            Ok(length) if !is_ended && length as u64 > MAX_LINE_BYTES => {
+                let found = format!("a line of more than {MAX_LINE_BYTES} bytes");
+                let expected = format!("lines of at most {MAX_LINE_BYTES} bytes");
+                return Err(Malformed::new(found, expected).in_line(number));
+            }
             Ok(_) if !is_ended && number > 1 => {
                 self.is_cut_off = true;
                 return Ok(None);

@@ -1,6 +1,7 @@
 //! The error for a file that breaks its format.
 
 use std::fmt;
+use std::io;
 
 /// A place in a file that breaks its format: what was found, and what was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +17,18 @@ pub struct Malformed {
 impl Malformed {
     pub(crate) fn new(found: impl fmt::Display, expected: impl fmt::Display) -> Self {
         Self { line: None, found: found.to_string(), expected: expected.to_string() }
+    }
+
+    /// The error of a file that could not be read to its end.
+    pub(crate) fn of_read(error: &io::Error, expected: &str) -> Self {
+        let own = error.get_ref().and_then(|inner| inner.downcast_ref::<Self>());
+        match (own, error.kind()) {
+            (Some(own), _) => own.clone(),
+            (None, io::ErrorKind::UnexpectedEof) => {
+                Self::new("a compressed file that is cut off", "whole frames of zstd")
+            }
+            (None, _) => Self::new(error, expected),
+        }
     }
 
     pub(crate) fn in_line(self, line: u64) -> Self {

@@ -37,11 +37,13 @@ pub fn write(log: &Log, out: &mut impl Write) -> io::Result<()> {
         match one.kind {
             Kind::Allocate => {
                 sizes.insert(one.id, (one.bytes, one.lane));
-                *lanes.entry(one.lane).or_default() += one.bytes;
+                let live = lanes.entry(one.lane).or_default();
+                *live = live.saturating_add(one.bytes);
             }
             Kind::Free | Kind::FreeCompleted => {
                 let Some((bytes, lane)) = sizes.remove(&one.id) else { continue };
-                *lanes.entry(lane).or_default() -= bytes;
+                let live = lanes.entry(lane).or_default();
+                *live = live.saturating_sub(bytes);
             }
             Kind::DeviceAllocate | Kind::DeviceFree => {
                 reserved = match one.kind {

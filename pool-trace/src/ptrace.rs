@@ -3,11 +3,12 @@
 //! A line each operation. Version 1 has the columns `op,id,size,lane,dt_ns`; version 2 has `tag`
 //! and `stack` too, whose names stand in `#tag,NUMBER,NAME` and `#stack,NUMBER,NAMES` lines.
 
+use crate::decompress;
 use crate::lines::{Line, Lines};
 use crate::malformed::{Malformed, start_of};
 use crate::operation::{Kind, Log, Operation};
 use std::fmt::Write as _;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, Read, Write};
 
 /// Largest size in a trace, in bytes: what a process can address today.
 pub const SIZE_LIMIT: u64 = 1 << 47;
@@ -16,8 +17,6 @@ pub const LANES_MOST: u32 = 1 << 16;
 
 const COLUMNS: &str = "op,id,size,lane,dt_ns";
 const COLUMNS_2: &str = "op,id,size,lane,dt_ns,tag,stack";
-/// The first four bytes of a zstd frame (RFC 8878).
-pub(crate) const ZSTD: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 
 /// Reads a trace, plain or compressed with zstd.
 ///
@@ -30,17 +29,11 @@ pub(crate) const ZSTD: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 ///
 /// # Errors
 ///
-/// The first line that breaks the format, or that cannot be read. A last zstd frame or line that is
+/// The first line that breaks the format, that is longer than a mebibyte, or that cannot be read; a
+/// compressed file whose text is more than a mebibyte and 100 times as long as the file. A last zstd frame or line that is
 /// cut off is no error: [`Log::is_cut_off`].
 pub fn read(source: impl Read) -> Result<Log, Malformed> {
-    let mut source = BufReader::new(source);
-    let start = source.fill_buf().map_err(|error| Malformed::new(error, "a readable file"))?;
-    if start.starts_with(&ZSTD) {
-        let decoder = zstd::stream::read::Decoder::with_buffer(source);
-        let decoder = decoder.map_err(|error| Malformed::new(error, "a zstd frame"))?;
-        return read_lines(BufReader::new(decoder));
-    }
-    read_lines(source)
+    read_lines(decompress::open(source)?)
 }
 
 fn read_lines(source: impl BufRead) -> Result<Log, Malformed> {
@@ -64,12 +57,13 @@ fn read_line(log: &mut Log, line: &str, at: u64) -> Result<(), Malformed> {
         let what = format!("`{}` before the first operation", start_of(line));
         return Err(Malformed::new(what, format!("the line `#ptrace,1`, then `{COLUMNS}`")));
     }
-    let fields: Vec<&str> = line.split(',').collect();
+    // A line of commas has more fields than are kept.
+    let fields: Vec<&str> = line.split(',').take(8).collect();
     let (op, id, size, lane, dt, tag, stack) = match fields[..] {
         [op, id, size, lane, dt] => (op, id, size, lane, dt, "", ""),
         [op, id, size, lane, dt, tag, stack] => (op, id, size, lane, dt, tag, stack),
         _ => {
-            let what = format!("{} fields in `{}`", fields.len(), start_of(line));
+            let what = format!("{} fields in `{}`", line.split(',').count(), start_of(line));
             return Err(Malformed::new(what, format!("5: {COLUMNS}, or 7: {COLUMNS_2}")));
         }
     };

@@ -1,5 +1,6 @@
 //! An observer that writes the requests and frees of pools to a file.
 
+mod lanes;
 mod live;
 pub(crate) mod sink;
 pub(crate) mod writer;
@@ -31,8 +32,10 @@ use writer::Writer;
 ///
 /// One recorder can observe several pools. A lane of the file is a stream; streams of the same
 /// number of different devices share one, so a device whose streams matter wants a recorder for
-/// itself. In a child
-/// after `fork` nothing is recorded.
+/// itself. Once there are 1024 lanes, a new stream gets the lane of one that has no live buffer and
+/// was not used for long; if all 65 535 lanes have live buffers, it shares the last one
+/// ([`Recorded::shared_lane`] and a `#shared_lane` line of the file count that). In a child after
+/// `fork` nothing is recorded.
 ///
 /// # Examples
 ///
@@ -117,6 +120,8 @@ pub struct Recorded {
     pub lost: u64,
     /// Frees whose allocation was lost, which are not in the file either.
     pub unknown: u64,
+    /// Operations in the lane that streams share once 65 535 others have live buffers.
+    pub shared_lane: u64,
 }
 
 /// A word of the program to the writer, in the order of the operations.

@@ -41,7 +41,8 @@ struct Row {
 ///
 /// # Errors
 ///
-/// A missing column or header line, or the first line that breaks the format. A last line that is
+/// A missing column or header line, or the first line that breaks the format or is longer than a
+/// mebibyte. A last line that is
 /// cut off is no error: RMM buffers its log, and a crash loses the end ([`Log::is_cut_off`]).
 pub fn read(source: impl Read) -> Result<Log, Malformed> {
     let mut lines = Lines::new(BufReader::new(source));
@@ -99,7 +100,7 @@ fn since(last: u64, now: u64) -> u64 {
 
 /// Whether a line is a row of a log in RMM's order of columns.
 pub(crate) fn is_row(line: &str) -> bool {
-    let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+    let fields: Vec<&str> = line.split(',').map(str::trim).take(COLUMNS.len() + 1).collect();
     fields.len() == COLUMNS.len() && kind_of(fields[2]).is_some()
 }
 
@@ -118,10 +119,10 @@ fn order_of(head: &str) -> Result<[usize; 6], Malformed> {
         let found = format!("`{}` without a header line", start_of(head));
         return Err(Malformed::new(found, format!("the line {}", COLUMNS.join(","))).in_line(1));
     }
-    let names: Vec<&str> = head.trim_start_matches('\u{feff}').split(',').map(str::trim).collect();
+    let names = || head.trim_start_matches('\u{feff}').split(',').map(str::trim);
     let mut order = [0; 6];
     for (at, column) in order.iter_mut().zip(COLUMNS) {
-        let place = names.iter().position(|name| *name == column);
+        let place = names().position(|name| name == column);
         *at = place.ok_or_else(|| {
             let found = format!("no column `{column}` in `{}`", start_of(head));
             Malformed::new(found, format!("the columns {}", COLUMNS.join(","))).in_line(1)
@@ -131,7 +132,9 @@ fn order_of(head: &str) -> Result<[usize; 6], Malformed> {
 }
 
 fn row(line: &str, at: u64, order: [usize; 6]) -> Result<Row, Malformed> {
-    let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+    // Columns beyond the last that is read are not kept.
+    let count = order.iter().max().map_or(0, |last| last + 1);
+    let fields: Vec<&str> = line.split(',').map(str::trim).take(count).collect();
     let [_, time, action, pointer, size, stream] = order.map(|at| fields.get(at).copied());
     let field = |field: Option<&'_ str>, name: &str| {
         let found = || format!("no `{name}` in `{}`", start_of(line));

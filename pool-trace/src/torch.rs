@@ -44,7 +44,8 @@ enum Action {
 ///
 /// # Errors
 ///
-/// A pickle that is cut off, that would construct an object, or that is no snapshot.
+/// A pickle that is cut off, that would construct an object, or that is no snapshot; one whose lists,
+/// with those that it refers to several times, have more entries than the file has bytes.
 ///
 /// ```
 /// use pool_trace::{ptrace, torch};
@@ -59,7 +60,8 @@ enum Action {
 pub fn read(mut source: impl Read) -> Result<Log, Malformed> {
     let mut pickle = Vec::new();
     let all = source.read_to_end(&mut pickle);
-    all.map_err(|error| Malformed::new(error, "a file that can be read to its end"))?;
+    let expected = "a file that can be read to its end";
+    all.map_err(|error| Malformed::of_read(&error, expected))?;
     let pickle = Pickle::read(&pickle)?;
     let snapshot = pickle.root();
     let traces = snapshot.of("device_traces", "the snapshot")?.list("`device_traces`")?;
@@ -268,7 +270,8 @@ pub fn write(log: &Log, map: &MemoryMap, out: &mut impl Write) -> io::Result<()>
             Kind::Allocate => {
                 live.insert(one.id, (address, one.bytes));
                 push("alloc", address, one.bytes);
-                address += one.bytes.max(1).next_multiple_of(GRANULE);
+                let bytes = one.bytes.max(1).checked_next_multiple_of(GRANULE);
+                address = address.saturating_add(bytes.unwrap_or(u64::MAX));
             }
             Kind::Free => {
                 let Some((address, bytes)) = live.get(&one.id).copied() else { continue };

@@ -117,6 +117,29 @@ fn times_that_add_up_to_more_than_a_number_holds_are_written() {
     }
 }
 
+/// More bytes than a number holds, of blocks that are each of a size that readers take.
+#[test]
+fn sizes_that_add_up_to_more_than_a_number_holds_are_written() {
+    let size = ptrace::SIZE_LIMIT;
+    let mut text = String::from("op,id,size,lane,dt_ns\n");
+    for id in 0..140_000 {
+        writeln!(text, "a,{id},{size},0,0").unwrap();
+    }
+    for id in 0..140_000 {
+        writeln!(text, "f,{id},,0,0").unwrap();
+    }
+    let log = ptrace::read(text.as_bytes()).unwrap();
+    let live = u128::from(size) * 140_000;
+    assert!(live > u128::from(u64::MAX), "{live}");
+    for write in [perfetto::write, rmm::write, torch_write] {
+        write(&log, &mut std::io::sink()).unwrap();
+    }
+}
+
+fn torch_write(log: &Log, out: &mut std::io::Sink) -> std::io::Result<()> {
+    torch::write(log, &pool_core::observe::MemoryMap::default(), out)
+}
+
 /// Operations that each format has a place for: allocations, frees and refusals of two lanes.
 fn plain() -> Log {
     let mut operations = Vec::new();

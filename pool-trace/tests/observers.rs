@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use pool_core::observe::RangeState;
-use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer};
+use pool_core::{
+    ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PoolBuilder, PooledBuffer, StreamClock,
+};
 use pool_sim::SimDevice;
 use pool_trace::{Breakdown, LeakTracker, RmmLog};
 use rand::rngs::StdRng;
@@ -82,6 +84,36 @@ fn the_log_replays_to_the_same_operations_and_bytes_with_all_observers_on() {
     assert_eq!(by_stream.len(), 2);
     assert_eq!(by_stream.values().map(|counts| counts.allocations).sum::<u64>(), served);
     assert_eq!(breakdown.by_tag()[""].hits, stats.hits);
+}
+
+/// A service with a stream for each request has few streams at once.
+#[test]
+fn a_breakdown_sums_up_streams_that_are_long_unused() {
+    let breakdown = Arc::new(Breakdown::default());
+    let pool = builder().observer(breakdown.clone()).build();
+    let device = pool.allocator().clone();
+    let (mut held, mut live) = (Vec::new(), Vec::new());
+    for number in 0..3000_u64 {
+        let stream = device.stream();
+        if number % 100 == 0 {
+            held.push(pool.allocate_on(&stream, KIB).unwrap());
+            live.push(device.clock().stream_id(device.clock().mark(&stream)));
+        }
+        drop(pool.allocate_on(&stream, KIB + number).unwrap());
+        device.run_stream(&stream);
+        device.clock().retire(&stream).unwrap();
+    }
+    let (by_stream, others) = (breakdown.by_stream(), breakdown.other_streams());
+    assert!(by_stream.len() <= 1024 + held.len(), "{} entries", by_stream.len());
+    for stream in &live {
+        assert_eq!(by_stream[stream].live_bytes, KIB, "stream {stream} has a live buffer");
+    }
+    let kept = by_stream.values().map(|counts| counts.allocations).sum::<u64>();
+    let streams = 3000 - by_stream.len() as u64;
+    assert_eq!(kept + others.allocations, 3030);
+    assert_eq!((others.allocations, others.frees, others.live_bytes), (streams, streams, 0));
+    assert!((KIB..4 * KIB).contains(&others.peak_bytes), "{others:?}");
+    assert_eq!(breakdown.by_tag()[""].allocations, 3030);
 }
 
 #[inline(never)]

@@ -223,3 +223,22 @@ fn a_file_is_compressed_where_its_name_says_so() {
     assert_eq!(operations, [(Kind::Allocate, 0, 3 * KIB), (Kind::Free, 0, 0)]);
     assert_eq!(operations, same);
 }
+
+/// A server with a thread for each request has few threads at once.
+#[test]
+fn threads_that_end_leave_their_lanes_to_others() {
+    let (ring, ends) = (Ring::new(slots(8192)), AtomicBool::new(true));
+    for thread in 0..4000 {
+        assert!(ring.push(raw::allocated(0x1000, 64, thread)));
+        assert!(ring.push(raw::freed(0x1000, thread)));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("threads.ptrace.csv");
+    let recorded =
+        raw::write(&ring, File::create(&file).unwrap(), &file, "threads", &ends).unwrap();
+    assert_eq!((recorded.operations, recorded.shared_lane), (8000, 0));
+    let log = ptrace::read(File::open(&file).unwrap()).unwrap();
+    let lanes: std::collections::HashSet<u32> = log.operations.iter().map(|one| one.lane).collect();
+    assert!(lanes.len() <= 1024, "{} lanes", lanes.len());
+    assert!(log.operations.as_chunks::<2>().0.iter().all(|[a, f]| a.lane == f.lane));
+}

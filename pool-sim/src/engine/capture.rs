@@ -38,6 +38,11 @@ impl Captures {
         Some((id, branch, self.graphs.get_mut(&id)?))
     }
 
+    /// The number of the capture that a stream is under.
+    pub(super) fn of(&self, stream: usize) -> Option<u64> {
+        self.of_stream.get(&stream).map(|(id, _)| *id)
+    }
+
     /// Whether a stream is under capture, and if so, takes the work.
     pub(super) fn takes(&mut self, on: usize, op: &Op, bytes: &Range<u64>, access: Access) -> bool {
         let Some((_, branch, graph)) = self.branch(on) else { return false };
@@ -141,7 +146,7 @@ impl Engine {
     /// Returns the number of the capture that a stream is under. No number is used twice.
     #[must_use]
     pub fn capture_of(&self, on: usize) -> Option<u64> {
-        self.captures.of_stream.get(&on).map(|(id, _)| *id)
+        self.captures.of(on)
     }
 
     /// Returns the streams of a capture, in no order.
@@ -176,6 +181,7 @@ impl Engine {
                 }
             }
         }
+        self.ended.extend(&streams[1..]);
     }
 }
 

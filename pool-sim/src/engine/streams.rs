@@ -8,6 +8,9 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 
+/// The maximum number of ended streams that a new stream looks at.
+const MAX_ENDED_LOOKS: usize = 4;
+
 /// An event that was recorded.
 #[derive(Clone, Debug)]
 pub struct Event {
@@ -26,7 +29,8 @@ impl Event {
     }
 }
 
-/// A stream. `clock`: what its next operation is ordered after. `late`: given, not yet run.
+/// A stream. `clock`: what its next operation is ordered after, beyond what the host has seen.
+/// `late`: given, not yet run.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pub(super) given: u64,
@@ -70,10 +74,37 @@ impl fmt::Debug for Op {
 }
 
 impl Engine {
-    /// The number of a new stream.
+    /// Returns the number of a new stream. It has the place of a stream that has ended, if the host
+    /// has seen all work of that done, and then counts its operations on from there: what was
+    /// ordered after those is so still.
     pub fn new_stream(&mut self) -> usize {
+        for _ in 0..self.ended.len().min(MAX_ENDED_LOOKS) {
+            let Some(stream) = self.ended.pop_front() else { break };
+            let queue = &mut self.streams[stream];
+            if queue.late.is_empty()
+                && self.host.of(stream) >= queue.given
+                && self.captures.of(stream).is_none()
+            {
+                queue.clock = VectorClock::default();
+                return stream;
+            }
+            self.ended.push_back(stream);
+        }
         self.streams.push(Queue::default());
         self.streams.len() - 1
+    }
+
+    /// Ends a stream: its owner gives it nothing more. Its queued work still runs.
+    pub fn end_stream(&mut self, stream: usize) {
+        self.ended.push_back(stream);
+    }
+
+    /// Returns the number of streams that have a place, and of entries of all clocks.
+    #[cfg(test)]
+    pub(crate) fn kept(&self) -> (usize, usize) {
+        let clocks = self.streams.iter().map(|queue| &queue.clock).chain([&self.host]);
+        let entries = clocks.map(VectorClock::len).sum::<usize>();
+        (self.streams.len(), entries + self.shadow.clock_entries())
     }
 
     /// Records an event.
@@ -152,7 +183,7 @@ impl Engine {
         self.pass(event.stream);
         let done = self.streams[event.stream].done >= event.at;
         if done {
-            self.host.merge(&event.clock);
+            self.host_sees(event.stream, &event.clock);
         }
         Ok(done)
     }
@@ -194,7 +225,13 @@ impl Engine {
     /// Runs a stream up to an event, and what that waits for.
     pub fn synchronize(&mut self, event: &Event) {
         self.run_to(event.stream, event.at);
-        self.host.merge(&event.clock);
+        self.host_sees(event.stream, &event.clock);
+    }
+
+    /// Notes what the host has seen done, up to an event of a stream.
+    fn host_sees(&mut self, stream: usize, clock: &VectorClock) {
+        self.host.merge(clock);
+        self.streams[stream].clock.forget(&self.host);
     }
 
     /// How many operations a stream was given.
@@ -227,7 +264,8 @@ impl Engine {
     /// Waits for a stream: runs what is queued on it, and the host knows.
     pub fn synchronize_stream(&mut self, stream: usize) {
         self.run_stream(stream);
-        self.host.merge(&self.streams[stream].clock);
+        let clock = std::mem::take(&mut self.streams[stream].clock);
+        self.host.merge(&clock);
     }
 
     /// Waits for the whole device.
@@ -253,7 +291,7 @@ impl Engine {
 
     pub(super) fn give(&mut self, on: usize, op: Op) -> u64 {
         let queue = &mut self.streams[on];
-        queue.clock.merge(&self.host);
+        queue.clock.forget(&self.host);
         queue.given += 1;
         queue.late.push_back(op);
         queue.clock.raise(on, queue.given);

@@ -2,7 +2,7 @@
 
 use super::Event;
 use crate::operation::Kind;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Live buffers by their addresses, and the numbers that allocations get.
 #[derive(Debug, Default)]
@@ -62,6 +62,16 @@ impl Live {
                 self.next += 1;
             }
         }
+    }
+
+    /// Returns the number of live buffers.
+    pub(super) fn len(&self) -> usize {
+        self.buffers.len()
+    }
+
+    /// Returns the streams that live buffers were allocated for.
+    pub(super) fn streams(&self) -> HashSet<u64> {
+        self.buffers.values().map(|buffer| buffer.event.stream).collect()
     }
 
     /// Returns the live buffers, the oldest first.

@@ -1,5 +1,6 @@
 //! The thread of a recorder: takes records out of the ring, and writes them.
 
+use super::lanes::{Lanes, SHARED_LANE};
 use super::live::{Buffer, Live, Meaning};
 use super::sink::Sink;
 use super::{Event, Mark, Recorded};
@@ -8,7 +9,6 @@ use crate::ptrace;
 use crate::ring::{Ring, RingSlot};
 use crate::ticks::Ticks;
 use std::backtrace::Backtrace;
-use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::ops::Deref;
@@ -32,7 +32,7 @@ pub(crate) struct Writer {
     out: Sink,
     text: String,
     live: Live,
-    lanes: HashMap<u64, u32>,
+    lanes: Lanes,
     tags: Names,
     stacks: Names,
     ticks: Ticks,
@@ -77,6 +77,9 @@ impl Writer {
             if !any {
                 std::thread::park_timeout(PAUSE);
             }
+        }
+        if self.recorded.shared_lane > 0 {
+            let _ = writeln!(self.text, "#shared_lane,{}", self.recorded.shared_lane);
         }
         self.out.write_all(self.text.as_bytes())?;
         self.out.finish()?;
@@ -166,13 +169,13 @@ impl Writer {
     }
 
     fn write_as(&mut self, event: Event, id: u64, kind: Kind) {
-        let lanes = u32::try_from(self.lanes.len()).unwrap_or(u32::MAX);
-        let lane = *self.lanes.entry(event.stream).or_insert(lanes);
+        let lane = self.lanes.lane(event.stream, &self.live);
+        self.recorded.shared_lane += u64::from(lane.is_none());
+        let lane = lane.unwrap_or(SHARED_LANE);
         let tag = self.tag(event.tag);
         let stack = if kind == Kind::Allocate { event.stack } else { 0 };
         let dt_ns = self.ticks.nanoseconds(event.ticks.saturating_sub(self.last));
         self.last = self.last.max(event.ticks);
-        let lane = lane.min(ptrace::LANES_MOST - 1);
         let bytes = event.bytes;
         let operation = Operation { kind, id, bytes, lane, dt_ns, tag, stack, line: 0 };
         ptrace::push_line(&mut self.text, &operation, true);

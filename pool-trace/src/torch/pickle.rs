@@ -3,20 +3,46 @@
 //! Snapshots share frames between their entries, and a shared value stays one value here: values
 //! are numbered, and containers hold numbers. So nothing is copied and nothing recurses, however a
 //! pickle nests or refers to itself. A pickle that names a class or a function is refused.
+//!
+//! A reference to a list has two bytes, so lists of lists can have more entries in all than any
+//! memory holds. [`Value::list`] counts what it hands out, up to the bytes of the file: an entry that
+//! is written out has more than ten. A dict keeps only its [`FIELDS`], so a field is found soon
+//! however many keys a dict has and however often it is referred to.
 
 mod machine;
 
 use crate::malformed::Malformed;
 use machine::{Fault, Machine};
+use std::cell::Cell;
 
 const EXPECTED: &str =
     "a snapshot of torch.cuda.memory: a pickle of dicts, lists, numbers and text";
+
+/// The fields of a snapshot that [`read`](super::read) looks at.
+const FIELDS: [&str; 12] = [
+    "action",
+    "addr",
+    "address",
+    "blocks",
+    "device",
+    "device_traces",
+    "requested_size",
+    "segments",
+    "size",
+    "state",
+    "stream",
+    "time_us",
+];
 
 /// The values of a pickle.
 #[derive(Debug)]
 pub(super) struct Pickle<'p> {
     nodes: Vec<Node<'p>>,
     root: usize,
+    /// Bytes of the file.
+    bytes: usize,
+    /// Entries of lists that may still be handed out.
+    entries_left: Cell<usize>,
 }
 
 #[derive(Debug)]
@@ -27,6 +53,7 @@ enum Node<'p> {
     Text(&'p str),
     /// A list, a tuple or a set.
     List(Vec<usize>),
+    /// The values of those keys that are [`FIELDS`], by their places there.
     Dict(Vec<(usize, usize)>),
     /// Something that no field of a snapshot needs, by its name.
     Other(&'static str),
@@ -49,7 +76,7 @@ impl<'p> Pickle<'p> {
             };
             Malformed::new(found, EXPECTED)
         })?;
-        Ok(Self { nodes, root })
+        Ok(Self { nodes, root, bytes: bytes.len(), entries_left: Cell::new(bytes.len()) })
     }
 
     /// Returns the value that was pickled.
@@ -71,13 +98,20 @@ impl<'v> Value<'v> {
         Malformed::new(format!("{what} is {kind}"), expected)
     }
 
-    /// Returns the members of a list or tuple.
+    /// Returns the members of a list or tuple. Refuses a list after which those that were asked for
+    /// have more entries than the file has bytes.
     pub(super) fn list(
         self,
         what: &str,
     ) -> Result<impl ExactSizeIterator<Item = Value<'v>>, Malformed> {
         match &self.pickle.nodes[self.node] {
             Node::List(list) => {
+                let bytes = self.pickle.bytes;
+                let left = self.pickle.entries_left.get().checked_sub(list.len());
+                self.pickle.entries_left.set(left.ok_or_else(|| {
+                    let found = format!("{what}: lists of more than {bytes} entries in all");
+                    Malformed::new(found, format!("at most {bytes}, one for each byte of the file"))
+                })?);
                 Ok(list.iter().map(move |node| Value { pickle: self.pickle, node: *node }))
             }
             _ => Err(self.wrong(what, "a list")),
@@ -109,9 +143,9 @@ impl<'v> Value<'v> {
         let Node::Dict(fields) = &self.pickle.nodes[self.node] else {
             return Err(self.wrong(what, "a dict"));
         };
-        let is = |key: usize| matches!(self.pickle.nodes[key], Node::Text(key) if key == name);
-        // The last of several wins, as in Python.
-        let field = fields.iter().rev().find(|(key, _)| is(*key));
+        let at = FIELDS.iter().position(|field| *field == name);
+        debug_assert!(at.is_some(), "`{name}` is a field that dicts keep");
+        let field = fields.iter().find(|(field, _)| Some(*field) == at);
         Ok(field.map(|(_, node)| Value { pickle: self.pickle, node: *node }))
     }
 
@@ -128,5 +162,45 @@ impl<'v> Value<'v> {
             Some(value) if matches!(value.pickle.nodes[value.node], Node::Absent) => Ok(default),
             Some(value) => value.number(&format!("`{name}`")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Adds a short text, which is kept under the next number.
+    fn push_text(pickle: &mut Vec<u8>, text: &str) {
+        pickle.extend([0x8c, u8::try_from(text.len()).unwrap()]);
+        pickle.extend(text.bytes().chain([0x94]));
+    }
+
+    #[test]
+    fn a_dict_keeps_the_last_value_of_each_field_and_nothing_else() {
+        let mut bytes = b"\x80\x04}(".to_vec();
+        for round in 0..100 {
+            for name in FIELDS.into_iter().chain(["frames", "category"]) {
+                push_text(&mut bytes, name);
+                bytes.extend([b'K', round]);
+            }
+        }
+        bytes.extend(b"u.");
+        let pickle = Pickle::read(&bytes).unwrap();
+        let Node::Dict(fields) = &pickle.nodes[pickle.root] else { unreachable!("a dict") };
+        assert_eq!(fields.len(), FIELDS.len(), "of 1400 keys");
+        for name in FIELDS {
+            assert_eq!(pickle.root().number_or(name, 0).unwrap(), 99, "{name}");
+        }
+    }
+
+    #[test]
+    fn entries_are_counted_each_time_that_a_list_is_handed_out() {
+        let bytes = b"\x80\x02](NNNNNe.";
+        let pickle = Pickle::read(bytes).unwrap();
+        for _ in 0..bytes.len() / 5 {
+            assert_eq!(pickle.root().list("a list").unwrap().len(), 5);
+        }
+        let error = pickle.root().list("a list").err().unwrap().to_string();
+        assert!(error.starts_with("a list: lists of more than 11 entries in all"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
 //! The stack machine that a pickle is a program of (CPython's `Lib/pickletools.py`), for plain
 //! values.
 
-use super::Node;
+use super::{FIELDS, Node};
 use std::collections::HashMap;
 
 /// The reason why a pickle is refused.
@@ -164,7 +164,11 @@ impl<'p> Machine<'p> {
             _ => self.since_mark()?,
         };
         match code {
-            b'}' | b'd' => self.push(Node::Dict(pairs(&members)?)),
+            b'}' | b'd' => {
+                let mut fields = Vec::new();
+                set(&mut fields, &self.nodes, &members)?;
+                self.push(Node::Dict(fields));
+            }
             _ => self.push(Node::List(members)),
         }
         Ok(())
@@ -180,7 +184,11 @@ impl<'p> Machine<'p> {
         let to = *self.stack.last().ok_or(EMPTY)?;
         match (&mut self.nodes[to], code) {
             (Node::List(list), b'a' | b'e' | 0x90) => list.extend(added),
-            (Node::Dict(fields), b's' | b'u') => fields.extend(pairs(&added)?),
+            (Node::Dict(fields), b's' | b'u') => {
+                let mut changed = std::mem::take(fields);
+                set(&mut changed, &self.nodes, &added)?;
+                self.nodes[to] = Node::Dict(changed);
+            }
             _ => return Err(Fault::Broken("members of what is no container")),
         }
         Ok(())
@@ -204,10 +212,24 @@ impl<'p> Machine<'p> {
     }
 }
 
-fn pairs(members: &[usize]) -> Result<Vec<(usize, usize)>, Fault> {
+/// Sets the fields of a dict that are [`FIELDS`]: keys and values in turn. The last value of a key
+/// wins, as in Python.
+fn set(
+    fields: &mut Vec<(usize, usize)>,
+    nodes: &[Node<'_>],
+    members: &[usize],
+) -> Result<(), Fault> {
     let (pairs, rest) = members.as_chunks::<2>();
     if !rest.is_empty() {
         return Err(Fault::Broken("a key without a value"));
     }
-    Ok(pairs.iter().map(|[key, value]| (*key, *value)).collect())
+    for [key, value] in pairs {
+        let Node::Text(key) = nodes[*key] else { continue };
+        let Some(field) = FIELDS.iter().position(|field| *field == key) else { continue };
+        match fields.iter_mut().find(|(known, _)| *known == field) {
+            Some((_, before)) => *before = *value,
+            None => fields.push((field, *value)),
+        }
+    }
+    Ok(())
 }
