@@ -1,8 +1,8 @@
-//! Device allocator for host memory: blocks of the program's global allocator, and address ranges
-//! of `mmap` for arenas in pages.
-#![expect(unsafe_code, reason = "the global allocator is called through pointers")]
+//! Device allocator for host memory: fresh blocks, and address ranges of `mmap` for arenas in pages.
+#![expect(unsafe_code, reason = "memory is reached through pointers")]
 
-use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+use crate::fresh::{self, Fresh};
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::system;
 use crate::virtual_memory as pages;
 use pool_core::port::{
@@ -10,18 +10,19 @@ use pool_core::port::{
     WholeBlocks,
 };
 use pool_core::{DeviceAllocator, DeviceError, StreamOf, Transfer, Why};
-use std::alloc::{self, Layout};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Host memory from the program's global allocator, at any alignment.
+/// Host memory at any alignment.
 ///
 /// Fresh blocks read as zeroes: a buffer derefs to bytes, and Rust does not allow reads of bytes
-/// that were never written. A large block consists of fresh pages of the system, which are zero
-/// already, so this allocator does not touch them. For that it requests the block at the global
-/// allocator's natural alignment, with extra bytes to align within, because the standard library
-/// writes the zeroes itself for larger alignments.
+/// that were never written. Blocks of less than 16 KiB come from the program's global allocator, by
+/// `alloc_zeroed`. Larger ones are pages of the system, which are zero already, so this allocator
+/// does not touch them: up to 4 MiB from one page heap of the process, which may keep 32 MiB of freed
+/// blocks and writes the zeroes again where it reuses them, and from 4 MiB on as mappings, which are
+/// unmapped once the pool frees the block. Under a sanitizer, Valgrind or Miri all come from the
+/// global allocator.
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub mod host { pub use pool_host::*; } }
@@ -32,6 +33,12 @@ use std::ptr::NonNull;
 /// let mut buffer = pool.allocate(1000)?;
 /// buffer.fill(7);
 /// assert_eq!(buffer[999], 7);
+///
+/// // A buffer is `AsRef<[u8]>`, so it passes through tokio and hyper without a copy.
+/// let bytes = bytes::Bytes::from_owner(buffer);
+/// let part = bytes.slice(500..600);
+/// drop((bytes, part));
+/// assert_eq!(pool.allocated_bytes(), 0); // with the last clone it is free
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,10 +55,6 @@ const MAX_BYTES: u64 = 1 << 47;
 /// The largest alignment in bytes.
 const MAX_ALIGNMENT: u32 = 1 << 31;
 
-/// Largest alignment in bytes for which `alloc_zeroed` calls `calloc` (library/std/src/sys/alloc,
-/// `MIN_ALIGN` on 64-bit machines).
-const NATURAL: usize = 16;
-
 /// A block of host memory.
 ///
 /// The pool moves it on each hit, so it is small: it does not store what can be computed.
@@ -62,10 +65,15 @@ pub struct HostBlock {
     /// Usable size in bytes.
     bytes: usize,
     alignment: Alignment,
-    /// 0 if the global allocator made the block. If [`VirtualMemory::reserve`] did, so that `free`
-    /// must unmap it, 1 and the number of [`DUMP_STEP`]s from its start on that core dumps have.
+    /// If [`VirtualMemory::reserve`] made the block, 1 and the number of [`DUMP_STEP`]s from its
+    /// start on that core dumps have. Else [`BLOCK`] or [`MAPPING`].
     mapped: AtomicU32,
 }
+
+/// A block of the global allocator or the page heap.
+const BLOCK: u32 = 0;
+/// A block that is a mapping of [`fresh`].
+const MAPPING: u32 = u32::MAX;
 
 /// Bytes by which the part of a reserved block grows that core dumps have.
 const DUMP_STEP: usize = 64 << 20;
@@ -75,22 +83,22 @@ impl HostBlock {
     #[inline]
     fn start(&self) -> NonNull<u8> {
         let skipped = self.base.as_ptr().addr().wrapping_neg() & (self.alignment.0 as usize - 1);
-        // SAFETY: `skipped` is less than the alignment. Above the natural alignment, `layout` adds
-        // `alignment` bytes to the allocation, so the result lies inside it. At the natural
-        // alignment or below, `alloc_zeroed` returned an aligned base and `skipped` is 0; so it is
-        // for a mapping, whose base is aligned to a page.
+        // SAFETY: `skipped` is less than the alignment, and the aligned bytes lie inside the memory
+        // from `fresh::allocate`. A reserved mapping is aligned to a page and `skipped` is 0, since
+        // its alignment is the default.
         unsafe { self.base.add(skipped) }
     }
 
-    fn is_mapped(&self) -> bool {
-        self.mapped.load(Relaxed) > 0
+    /// Returns whether the block is reserved addresses.
+    fn is_reserved(&self) -> bool {
+        !matches!(self.mapped.load(Relaxed), BLOCK | MAPPING)
     }
 
     /// Puts the bytes before `end` into core dumps, if the block is reserved addresses.
     fn dump_up_to(&self, end: usize) {
-        let steps = u32::try_from(end.div_ceil(DUMP_STEP)).unwrap_or(u32::MAX - 1);
+        let steps = u32::try_from(end.div_ceil(DUMP_STEP)).unwrap_or(u32::MAX - 2);
         let before = self.mapped.load(Relaxed);
-        if before == 0 || steps < before {
+        if !self.is_reserved() || steps < before {
             return;
         }
         let start = (before - 1) as usize * DUMP_STEP;
@@ -103,15 +111,6 @@ impl HostBlock {
             // Two threads that come here at once may both do it.
             self.mapped.fetch_max(steps + 1, Relaxed);
         }
-    }
-
-    /// Returns the layout to request for a block of `bytes` bytes, with room to align within.
-    ///
-    /// Returns `None` if the size overflows.
-    fn layout(bytes: usize, alignment: Alignment) -> Option<Layout> {
-        let alignment = alignment.0 as usize;
-        let room = if alignment > NATURAL { alignment } else { 0 };
-        Layout::from_size_align(bytes.checked_add(room)?, NATURAL).ok()
     }
 }
 
@@ -151,11 +150,6 @@ impl HostView<'_> {
     }
 }
 
-/// Bytes that all pools gave to the global allocator since the C library was last asked to trim.
-static FREED: AtomicUsize = AtomicUsize::new(0);
-/// Fewer freed bytes than this are not worth a walk through the heap.
-const TRIMMED: usize = 1 << 20;
-
 impl DeviceAllocator for HostAllocator {
     type Block = HostBlock;
     type View<'b> = HostView<'b>;
@@ -178,28 +172,25 @@ impl DeviceAllocator for HostAllocator {
         let too_large = DeviceError::new(Why::TooLarge, "alloc").code(MAX_BYTES.cast_signed());
         let bytes = Some(request.bytes.max(1)).filter(|bytes| *bytes <= MAX_BYTES);
         let bytes = usize::try_from(bytes.ok_or(too_large)?).map_err(|_| too_large)?;
-        let layout = HostBlock::layout(bytes, request.kind).ok_or(too_large)?;
-        // SAFETY: the layout's size is not 0, because `bytes` is at least 1.
-        let base = unsafe { alloc::alloc_zeroed(layout) };
-        let base = NonNull::new(base).ok_or(DeviceError::new(Why::OutOfMemory, "alloc"))?;
-        Ok(HostBlock { base, bytes, alignment: request.kind, mapped: AtomicU32::new(0) })
+        let fresh = fresh::allocate(bytes, request.kind.0 as usize);
+        let Fresh { base, is_mapping } =
+            fresh.ok_or(DeviceError::new(Why::OutOfMemory, "alloc"))?;
+        let mapped = AtomicU32::new(if is_mapping { MAPPING } else { BLOCK });
+        Ok(HostBlock { base, bytes, alignment: request.kind, mapped })
     }
 
     fn free(&self, block: HostBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        if block.is_mapped() {
-            // SAFETY: `mapped` is only set by `reserve`, which got this base and size from
+        if block.is_reserved() {
+            // SAFETY: only `reserve` makes reserved blocks, which got this base and size from
             // `pages::reserve`. The block is moved in here, so no safe code uses the range again.
             return unsafe { pages::unmap(block.base, block.bytes) };
         }
-        if let Some(layout) = HostBlock::layout(block.bytes, block.alignment) {
-            // SAFETY: only `allocate` makes blocks that are not mapped, and it used this layout,
-            // which depends on the block's size and alignment alone. The block owns its memory and
-            // is moved in here. Any `HostAllocator` may free it, because all of them call the
-            // global allocator.
-            unsafe { alloc::dealloc(block.base.as_ptr(), layout) };
-            FREED.fetch_add(block.bytes, Relaxed);
-        }
-        Ok(())
+        let is_mapping = block.mapped.load(Relaxed) == MAPPING;
+        let fresh = Fresh { base: block.base, is_mapping };
+        // SAFETY: only `allocate` makes blocks that are not reserved, and got this memory from
+        // `fresh::allocate` for this size and alignment. The block owns it and is moved in here. Any
+        // `HostAllocator` may free it, because all of them share `fresh`.
+        unsafe { fresh::free(fresh, block.bytes, block.alignment.0 as usize) }
     }
 
     fn alignment_of(&self, kind: Alignment) -> u64 {
@@ -210,14 +201,10 @@ impl DeviceAllocator for HostAllocator {
         system::physical_bytes()
     }
 
-    /// glibc keeps what the pool frees, once a large block has raised its mmap threshold: this has
-    /// it give free pages to the system. Costs one step for each free block of a page and more.
-    /// Does nothing until at least 1 MiB was freed since the last time.
+    /// Gives the freed blocks to the system that the C library's heap and the page heap keep. Does
+    /// nothing until at least 1 MiB was freed since the last time.
     fn release_kept(&self) -> Result<(), DeviceError> {
-        if FREED.load(Relaxed) >= TRIMMED {
-            FREED.store(0, Relaxed);
-            system::trim_c_heap();
-        }
+        fresh::release_kept();
         Ok(())
     }
 
@@ -308,10 +295,10 @@ impl VirtualMemory for HostAllocator {
         _after: &[MarkOf<Self>],
     ) -> Result<(), DeviceError> {
         let (offset, bytes) = pages::inside(block.bytes, &pages, "madvise")?;
-        if !block.is_mapped() {
+        if !block.is_reserved() {
             return Err(DeviceError::new(Why::Foreign, "madvise"));
         }
-        // SAFETY: `pages::inside` checked that the offset is at most `block.bytes`, and a mapped
+        // SAFETY: `pages::inside` checked that the offset is at most `block.bytes`, and a reserved
         // block is one mapping of that size.
         let start = unsafe { block.base.add(offset) };
         // SAFETY: the range lies inside one mapping from `pages::reserve`, as checked above. Its
@@ -325,10 +312,10 @@ impl VirtualMemory for HostAllocator {
     }
 }
 
-// SAFETY: blocks come from `alloc_zeroed` or from an anonymous mapping, so all bytes are valid and
+// SAFETY: blocks come from `fresh`, zeroed, or from an anonymous mapping, so all bytes are valid and
 // initialised; pages that were decommitted read as zeroes. `view` returns at most the requested
-// bytes, at `start() + offset`. `free` takes the block by value, so its memory goes back once. Both
-// kinds of memory are private to the process: a forked child has its own copy.
+// bytes, at `start() + offset`. `free` takes the block by value, so its memory goes back once. All
+// of this memory is private to the process: a forked child has its own copy.
 unsafe impl HostMemory for HostAllocator {
     #[inline]
     fn bytes(view: &HostView<'_>) -> NonNull<[u8]> {

@@ -22,6 +22,7 @@ mod class;
 mod collections;
 mod depot;
 mod fork;
+mod fresh;
 mod global;
 mod limits;
 mod page_heap;

@@ -153,16 +153,28 @@ impl PageHeap {
     ///
     /// It does not if the C library cannot register handlers for `fork`.
     pub fn start(&'static self) -> bool {
+        // The limits are read from files, now rather than with the first request: later a program
+        // may have forbidden itself to open files.
+        self.start_under(Memory::read)
+    }
+
+    /// Starts a heap whose cached limit is set, for blocks of pools. It opens no file for that, and
+    /// what the program did to its pages may stay when their memory goes back.
+    pub(crate) fn start_for_pools(&'static self) -> bool {
+        self.pages.keep_advice();
+        self.start_under(Memory::default)
+    }
+
+    fn start_under(&'static self, memory: impl FnOnce() -> Memory) -> bool {
         let settings = &self.settings;
         if self.starts.swap(true, Relaxed) {
             return self.is_started_soon();
         }
         // Before the first entry into the lock.
         pool_core::watch_forks();
+        heaps::be_quiet_in_sandbox(&self.pages);
         self.pages.reserve_at_most(usize::try_from(self.addresses).unwrap_or(usize::MAX));
-        // The limits are read from files, now rather than with the first request: later a program
-        // may have forbidden itself to open files.
-        let memory = Memory::read();
+        let memory = memory();
         self.pages.start(settings, memory);
         self.apply(settings, memory);
         // Without decay, a thread would have nothing to do.
@@ -345,6 +357,12 @@ impl PageHeap {
     pub fn trim(&self, bytes: u64) -> u64 {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         system::keeping_errno(|| self.pages.trim(bytes) as u64)
+    }
+
+    /// Gives back what [`PageHeap::trim`] does, and the memory of the map of free pages.
+    pub(crate) fn trim_all(&self) {
+        self.trim(u64::MAX);
+        system::keeping_errno(|| self.pages.trim_map());
     }
 
     /// Returns what it has counted, and the bytes that it has.

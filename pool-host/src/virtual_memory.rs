@@ -61,9 +61,18 @@ pub(crate) unsafe fn dump(base: NonNull<u8>, bytes: usize) -> bool {
 
 fn map_pages(bytes: usize) -> Option<NonNull<u8>> {
     // Miri has no overcommit and does not support the flag.
-    let overcommit = if cfg!(miri) { 0 } else { libc::MAP_NORESERVE };
-    let (access, sort) =
-        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | overcommit);
+    map_with(bytes, if cfg!(miri) { 0 } else { libc::MAP_NORESERVE })
+}
+
+/// Maps readable and writable addresses whose memory the system promises as far as it does for
+/// `malloc`: it may refuse more than there is.
+pub(crate) fn map_promised(bytes: usize) -> Option<NonNull<u8>> {
+    map_with(bytes, 0)
+}
+
+fn map_with(bytes: usize, promise: i32) -> Option<NonNull<u8>> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let sort = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | promise;
     // SAFETY: without an address and without `MAP_FIXED`, the system chooses unused addresses, so
     // no existing mapping changes.
     let base = unsafe { libc::mmap(ptr::null_mut(), bytes, access, sort, -1, 0) };
@@ -85,7 +94,7 @@ fn reason() -> &'static str {
 ///
 /// # Safety
 ///
-/// [`map`] or [`reserve`] returned `base` and `bytes`, and no code uses the range again.
+/// [`map`], [`map_promised`] or [`reserve`] mapped these bytes, and no code uses the range again.
 pub(crate) unsafe fn unmap(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceError> {
     // SAFETY: the caller guarantees that this is a whole mapping that is not used again.
     let done = unsafe { libc::munmap(base.as_ptr().cast(), bytes) };

@@ -26,6 +26,16 @@ impl<A: HostMemory> DerefMut for PooledBuffer<A> {
     }
 }
 
+/// For code that asks for `AsRef<[u8]>`, such as `bytes::Bytes::from_owner`, by which tokio, hyper and
+/// tonic pass memory on without a copy. The buffer goes back to its pool with the last clone. An
+/// example is at `HostAllocator`.
+impl<A: HostMemory> AsRef<[u8]> for PooledBuffer<A> {
+    #[inline]
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 #[inline]
 fn bytes<A: HostMemory>(buffer: &PooledBuffer<A>) -> NonNull<[u8]> {
     A::bytes(&buffer.view(&()))

@@ -40,10 +40,15 @@ pub(super) fn add(heap: &'static PageHeap, background: bool) -> bool {
     if background {
         request_thread();
     }
-    if THREAD.is_forbidden() {
-        heap.pages.be_quiet();
-    }
+    be_quiet_in_sandbox(&heap.pages);
     true
+}
+
+/// Has pages call the system by what allocators need, if the program said that it limits its calls.
+pub(super) fn be_quiet_in_sandbox(pages: &Pages) {
+    if THREAD.is_forbidden() {
+        pages.be_quiet();
+    }
 }
 
 /// Requests the background thread, which starts once a heap has many pages.

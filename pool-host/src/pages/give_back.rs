@@ -17,6 +17,8 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Refusals by the system after which [`Pages::trim`] stops. The system refuses a run of which the
 /// program has locked a page.
 const REFUSALS: u32 = 64;
+/// Pages of a run whose entries in the map have enough memory to be given back: 40 KiB.
+const LONG: u32 = 2048;
 
 impl Pages {
     /// Gives dirty pages back to the system, the oldest first. Returns the number of bytes.
@@ -41,6 +43,17 @@ impl Pages {
         }
         self.enter(|inside| self.note(inside, system::coarse_milliseconds()));
         went
+    }
+
+    /// Gives back the memory of the map where it has the entries of long free runs, which no code
+    /// needs: 20 bytes for each page of the most that was used at once.
+    pub(crate) fn trim_map(&self) {
+        self.enter(|inside| {
+            let Some(space) = &mut inside.space else { return };
+            for run in inside.runs.long_clean(LONG) {
+                space.empty_map(run.first + 1..run.end() - 1, &self.mapping);
+            }
+        });
     }
 
     /// Frees a run after its memory has gone back, or moved to another run, and with it all that the

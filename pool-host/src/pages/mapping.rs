@@ -47,17 +47,29 @@ pub(super) struct Mapping {
     huge: AtomicBool,
     /// Whether the system is called by `mmap` and `mremap` only.
     is_quiet: AtomicBool,
+    /// Whether what the program did to pages may stay when their memory goes back.
+    keeps_advice: AtomicBool,
 }
 
 impl Mapping {
     /// Without huge pages, and with advice.
     pub(super) const fn new() -> Self {
-        Self { huge: AtomicBool::new(false), is_quiet: AtomicBool::new(false) }
+        Self {
+            huge: AtomicBool::new(false),
+            is_quiet: AtomicBool::new(false),
+            keeps_advice: AtomicBool::new(false),
+        }
     }
 
     /// Permits huge pages in what is opened from now on.
     pub(super) fn use_huge_pages(&self) {
         self.huge.store(true, Relaxed);
+    }
+
+    /// Lets what the program did to pages stay when their memory goes back, which is one call of the
+    /// system in place of three.
+    pub(super) fn keep_advice(&self) {
+        self.keeps_advice.store(true, Relaxed);
     }
 
     /// Calls the system by `mmap` and `mremap` only from now on.
@@ -203,6 +215,10 @@ impl Mapping {
     ///
     /// As for [`Mapping::open`].
     pub(super) unsafe fn forget(&self, start: *mut u8, bytes: usize) -> Forgotten {
+        // SAFETY: as the caller says.
+        if self.keeps_advice.load(Relaxed) && unsafe { self.empty(start, bytes) } {
+            return Forgotten::Open;
+        }
         system::keeping_errno(|| {
             // SAFETY: as the caller says.
             if unsafe { map(start, bytes, libc::PROT_NONE, libc::MAP_FIXED) }.is_none() {

@@ -401,6 +401,13 @@ impl Runs {
         std::iter::successors(Some(head).filter(|head| *head != NONE), next).map(|at| self.at(at))
     }
 
+    /// Returns the clean runs that are at least about twice as long as `pages`.
+    pub(super) fn long_clean(&self, pages: u32) -> impl Iterator<Item = Run> {
+        let filled = self.clean_lists.filled_from_last();
+        let long = filled.take_while(move |list| *list > list_of(pages) + 8);
+        long.flat_map(|list| self.list(self.clean_lists.heads[list]))
+    }
+
     /// Takes at most `most` pages at the end of the oldest dirty run, and marks them as used.
     /// Returns the first page and the number of pages. The rest of the run stays the oldest.
     pub(super) fn take_oldest(&mut self, most: u32) -> Option<(u32, u32)> {

@@ -57,6 +57,11 @@ impl Pages {
         self.mapping.use_huge_pages();
     }
 
+    /// Lets what the program did to pages stay when their memory goes back, as the C library does.
+    pub(crate) fn keep_advice(&self) {
+        self.mapping.keep_advice();
+    }
+
     /// Calls the system by `mmap` and `mremap` only from now on, for a program that limits its
     /// calls to what another allocator needs.
     pub(crate) fn be_quiet(&self) {

@@ -141,6 +141,26 @@ impl Space {
         Some(Map { tags, links })
     }
 
+    /// Gives the memory of these pages' entries in the map back to the system. They read as zeroes
+    /// from then on.
+    ///
+    /// All of the pages must be inside of one free run, where no code needs their entries: neither
+    /// its first page nor its last.
+    pub(super) fn empty_map(&mut self, pages: Range<u32>, mapping: &Mapping) {
+        let maps =
+            [(self.tags.cast::<u8>(), size_of::<Tag>()), (self.links.cast(), size_of::<Links>())];
+        for (map, entry) in maps {
+            let from = (pages.start as usize * entry).next_multiple_of(PAGE);
+            let to = pages.end as usize * entry / PAGE * PAGE;
+            if from < to {
+                // SAFETY: these are open pages of the map, whose entries no code needs, as the caller
+                // says. Zero is a valid entry, and each access to one is atomic. A refusal changes
+                // nothing.
+                unsafe { mapping.empty(map.wrapping_add(from), to - from) };
+            }
+        }
+    }
+
     /// Opens all chunks of these pages, so that code may touch them. Returns false if the system
     /// has too little memory.
     pub(super) fn open(&mut self, pages: Range<u32>, mapping: &Mapping) -> bool {

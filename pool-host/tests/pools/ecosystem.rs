@@ -58,6 +58,22 @@ fn collections_get_the_size_and_alignment_they_request() {
 }
 
 #[test]
+fn a_buffer_passed_on_as_bytes_comes_back_with_the_last_clone() {
+    let pool = pool();
+    let mut buffer = pool.allocate(5000).unwrap();
+    buffer.fill(7);
+    let start = buffer.as_ptr();
+    let bytes = bytes::Bytes::from_owner(buffer);
+    assert_eq!((bytes.as_ptr(), bytes.len()), (start, 5000), "not a copy");
+    let part = bytes.slice(1000..1010);
+    drop(bytes);
+    let sum = std::thread::spawn(move || part.iter().map(|byte| u32::from(*byte)).sum::<u32>());
+    assert_eq!(sum.join().unwrap(), 70);
+    assert_eq!(pool.allocated_bytes(), 0);
+    assert_eq!(pool.allocate(5000).unwrap().as_ptr(), start, "the same memory");
+}
+
+#[test]
 fn a_vector_grows_in_the_tcache() {
     let mut numbers: Vec<u8, &Tcache> = Vec::new_in(&TCACHE);
     numbers.extend(std::iter::repeat_n(7, 100_000));
