@@ -138,13 +138,16 @@ struct Table<A: Tried> {
     left: Vec<PooledBuffer<A>>,
     /// The bytes of all live buffers, from where to where.
     live: BTreeMap<u64, u64>,
+    /// Whether threads change the limits of the cache.
+    limits_change: bool,
     /// Blocks of each size from before the request until after the free.
     wanted: BTreeMap<u64, Count>,
 }
 
 impl<A: Tried> Table<A> {
     fn new() -> Self {
-        Self { left: Vec::new(), live: BTreeMap::new(), wanted: BTreeMap::new() }
+        let limits_change = false;
+        Self { left: Vec::new(), live: BTreeMap::new(), limits_change, wanted: BTreeMap::new() }
     }
     fn add(&mut self, buffer: &PooledBuffer<A>) {
         let (start, end) = A::place(buffer);
@@ -213,6 +216,10 @@ fn step<A: Tried>(pool: &BucketPool<A>, table: &Mutex<Table<A>>, own: &mut Vec<P
             }
         }
         12 => assert!(pool.trim(4 * KIB).is_ok() && pool.shrink_to(8 * KIB).is_ok()),
+        13 if table.lock().unwrap().limits_change => {
+            pool.set_bucket_limit(choose(4)).unwrap();
+            pool.set_cached_limit(8 * KIB + 8 * KIB * choose(3) as u64).unwrap();
+        }
         13 => assert!(pool.clear().is_ok()),
         14 => assert!(pool.stats().allocated_bytes <= MIB && pool.tick(Duration::MAX).is_ok()),
         _ => assert!(pool.stats().deallocations <= pool.cached_buffers().len() as u64 + 1000),
@@ -253,12 +260,12 @@ fn check_bound<A: Tried>(given: &BTreeMap<u64, Count>, table: &Table<A>, own_siz
 }
 
 fn run<A: Tried>(builder: impl Fn(PoolBuilder<A>) -> PoolBuilder<A> + Send + Sync + 'static) {
-    run_where(true, builder);
+    run_where((true, false), builder);
 }
 
-/// `own_size_only`: a block serves requests of its size alone.
+/// `own_size_only`: a block serves requests of its size alone. `limits_change`: threads change limits.
 fn run_where<A: Tried>(
-    own_size_only: bool,
+    (own_size_only, limits_change): (bool, bool),
     builder: impl Fn(PoolBuilder<A>) -> PoolBuilder<A> + Send + Sync + 'static,
 ) {
     let mut config = shuttle::Config::new();
@@ -271,7 +278,7 @@ fn run_where<A: Tried>(
         set_number(0);
         let device = A::create();
         let pool = builder(BucketPool::builder(device.clone())).build();
-        let table = Arc::new(Mutex::new(Table::new()));
+        let table = Arc::new(Mutex::new(Table { limits_change, ..Table::new() }));
         let work = |number: usize| {
             let (pool, table) = (pool.clone(), table.clone());
             move || {
@@ -347,5 +354,15 @@ fn model_of_cheap_blocks_under_a_bucket_limit() {
 
 #[test]
 fn model_of_cheap_blocks_that_serve_smaller_requests() {
-    run_where::<Cheap>(false, |builder| builder.policy(BucketPolicy::Fit { alpha: 2.0 }).shards(3));
+    run_where::<Cheap>((false, false), |builder| {
+        builder.policy(BucketPolicy::Fit { alpha: 2.0 }).shards(3)
+    });
+}
+
+#[test]
+fn model_of_cheap_blocks_whose_limits_change() {
+    run_where::<Cheap>((true, true), |builder| {
+        builder.bucket_limit(3).cached_limit(16 * KIB).shards(3)
+    });
+    run_where::<Cheap>((true, true), |builder| builder.bucket_limit(3).shards(1));
 }

@@ -28,28 +28,53 @@ impl<A: DeviceAllocator> Store<A> {
     /// Sets the cached limit, and gives back what is above it.
     pub(crate) fn set_cached_limit(&self, limit: CachedLimit) -> GivenBack {
         self.bounds.cached.set(limit);
-        let peak = self.allocated_peak(); // takes locks
-        {
-            let mut all = self.begin_epoch();
-            // Of two calls the later one's, whichever comes here first.
-            let limit = self.bounds.cached.get().bytes(peak);
-            self.evict_above(&mut all, limit);
-            self.lease_what_is_kept(&mut all, limit);
-        }
+        self.begin_epoch();
         match self.shape.is_arena() {
             true => self.give_back_to_limit(None),
             false => self.free_deferred(),
         }
     }
 
-    /// Locks all shards for a change of limits.
-    fn begin_epoch(&self) -> Vec<LockGuard<'_, State<A>>> {
+    /// Sets the limit on blocks of a size, for sizes below that of large ones or for those, and gives back
+    /// what is above it.
+    pub(crate) fn set_bucket_limit(&self, blocks: usize, large: bool) -> GivenBack {
+        self.bounds.keeping.bucket.set(blocks, large);
+        self.begin_epoch();
+        self.free_deferred()
+    }
+
+    /// Evicts what is above the limits as they are now, and lets shards lease anew: what threads have in
+    /// hand of the leases before is theirs no more.
+    fn begin_epoch(&self) {
+        let peak = self.allocated_peak(); // takes locks
         let mut all = self.shards.lock_all();
         let epoch = self.epoch.fetch_add(1, SeqCst).wrapping_add(1);
         for state in &mut all {
             state.epoch = epoch;
         }
-        all
+        let limit = self.bounds.cached.get().bytes(peak);
+        self.evict_above_buckets(&mut all);
+        self.evict_above(&mut all, limit);
+        self.lease_what_is_kept(&mut all, limit);
+        self.places.end_all();
+        for state in all.iter_mut().filter(|state| state.leases_places) {
+            self.lease_what_buckets_have(state);
+        }
+    }
+
+    /// Evicts the oldest blocks of each bucket that has more than its limit.
+    fn evict_above_buckets(&self, all: &mut [LockGuard<'_, State<A>>]) {
+        if !self.bounds.keeping.limits_buckets {
+            return;
+        }
+        let mut buckets = HashMap::new();
+        for (key, bytes, count) in all.iter().flat_map(|state| state.blocks.counts()) {
+            *buckets.entry((key, bytes)).or_insert(0) += count;
+        }
+        for ((key, bytes), count) in buckets {
+            let most = self.bounds.keeping.bucket.of(bytes);
+            (most..count).for_each(|_| self.evict_oldest_of_all(all, key, bytes));
+        }
     }
 
     /// Evicts old blocks, those of the shard with the oldest of all first, until free blocks are within
@@ -79,28 +104,6 @@ impl<A: DeviceAllocator> Store<A> {
             left -= if unlimited { 0 } else { state.lease };
         }
         self.leased.store(if unlimited || one { 0 } else { limit - left }, SeqCst);
-    }
-
-    /// Sets the limit on blocks of a size, for sizes below that of large ones or for those, and gives back
-    /// what is above it.
-    pub(crate) fn set_bucket_limit(&self, blocks: usize, large: bool) -> GivenBack {
-        self.bounds.keeping.bucket.set(blocks, large);
-        {
-            let mut all = self.begin_epoch();
-            let mut buckets = HashMap::new();
-            for (key, bytes, count) in all.iter().flat_map(|state| state.blocks.counts()) {
-                *buckets.entry((key, bytes)).or_insert(0) += count;
-            }
-            for ((key, bytes), count) in buckets {
-                let most = self.bounds.keeping.bucket.of(bytes);
-                (most..count).for_each(|_| self.evict_oldest_of_all(&mut all, key, bytes));
-            }
-            self.places.end_all();
-            for state in all.iter_mut().filter(|state| state.leases_places) {
-                self.lease_what_buckets_have(state);
-            }
-        }
-        self.free_deferred()
     }
 
     /// Evicts the block of a bucket that was freed first.
