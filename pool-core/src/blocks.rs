@@ -259,7 +259,7 @@ impl<A: DeviceAllocator> Blocks<A> {
         }
         class.bin.count += 1;
         class.count += 1;
-        let is_listed = class.is_listed;
+        let is_listed = class.links.is_listed;
         let address = record.into_address();
         // SAFETY: the record had an owner, so it was in no list; `self` is borrowed alone.
         unsafe { class.bin.blocks.push(address) };
@@ -309,7 +309,7 @@ impl<A: DeviceAllocator> Blocks<A> {
     fn list(&mut self, at: usize) {
         let Some(by_size) = &mut self.by_size else { return };
         let class = self.table.class(at);
-        class.is_listed = true;
+        class.links.is_listed = true;
         let kind = class.kind;
         let known = by_size.iter().position(|(of, _)| *of == kind);
         let index = known.unwrap_or_else(|| {
@@ -323,7 +323,7 @@ impl<A: DeviceAllocator> Blocks<A> {
     /// the hit that takes the last block: as a rule the class has blocks again soon.
     fn unlist(&mut self, at: usize) {
         let class = self.table.class(at);
-        class.is_listed = false;
+        class.links.is_listed = false;
         let (kind, key) = (class.kind, SizeKey::least(class.bytes));
         let by_size = self.by_size.iter_mut().flatten();
         if let Some((_, steps)) = by_size.into_iter().find(|(of, _)| *of == kind) {
@@ -447,7 +447,7 @@ impl<A: DeviceAllocator> Blocks<A> {
             let listed: Vec<u64> = steps
                 .ascending(&self.table, 0)
                 .filter_map(|id| self.table.get(id as usize))
-                .inspect(|class| assert!(class.is_listed, "{} bytes are listed", class.bytes))
+                .inspect(|class| assert!(class.links.is_listed, "{} bytes are listed", class.bytes))
                 .filter(|class| class.count > 0)
                 .map(|class| class.bytes)
                 .collect();

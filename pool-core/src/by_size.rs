@@ -27,8 +27,10 @@ pub(crate) struct SizeLinks {
     pub(crate) newer: u32,
     /// The step that it is in.
     pub(crate) step: u16,
+    /// Whether its owner has put it among them. (Here, since there is room.)
+    pub(crate) is_listed: bool,
 }
 
 impl SizeLinks {
-    pub(crate) const NONE: Self = Self { older: NONE, newer: NONE, step: 0 };
+    pub(crate) const NONE: Self = Self { older: NONE, newer: NONE, step: 0, is_listed: false };
 }

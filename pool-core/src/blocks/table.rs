@@ -34,9 +34,8 @@ pub(super) struct ClassBin<A: DeviceAllocator> {
     pub(super) count: u32,
     /// Blocks that it may have, where shards lease places of a limit.
     pub(super) places: u32,
-    /// Whether it is among the classes by size, and its links there.
-    pub(super) is_listed: bool,
-    links: SizeLinks,
+    /// Its links among the classes by size, and whether it is there.
+    pub(super) links: SizeLinks,
 }
 
 impl<A: DeviceAllocator> Bin<A> {
@@ -54,7 +53,6 @@ impl<A: DeviceAllocator> ClassBin<A> {
             others: None,
             count: 0,
             places: 0,
-            is_listed: false,
             links: SizeLinks::NONE,
         }
     }

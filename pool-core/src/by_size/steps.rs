@@ -86,7 +86,7 @@ impl SizeSteps {
     /// Moves a range that was `was` to the step of its size.
     #[inline(never)]
     pub(crate) fn relink<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
-        let SizeLinks { step: own, older, newer } = nodes.links(id);
+        let SizeLinks { step: own, older, newer, .. } = nodes.links(id);
         let step = self.step(nodes.key(id).bytes);
         let alone = (older, newer) == (NONE, NONE) && self.heads[step] == id;
         if !alone || step != usize::from(own) {
@@ -115,7 +115,7 @@ impl SizeSteps {
 
     #[inline]
     fn unlink<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
-        let SizeLinks { older, newer, step } = nodes.links(id);
+        let SizeLinks { older, newer, step, .. } = nodes.links(id);
         let step = usize::from(step);
         let head = &mut self.heads[step];
         if self.ordered {

@@ -145,6 +145,7 @@ impl<A: DeviceAllocator> State<A> {
     }
 
     /// Whether a bucket has as many blocks as its limit, or as its shard leased places.
+    #[inline(never)]
     pub(crate) fn is_bucket_full(
         &mut self,
         key: Key<A::Kind>,
