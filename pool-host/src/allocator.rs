@@ -19,10 +19,17 @@ use std::ptr::NonNull;
 /// Fresh blocks read as zeroes: a buffer derefs to bytes, and Rust does not allow reads of bytes
 /// that were never written. Blocks of less than 16 KiB come from the program's global allocator, by
 /// `alloc_zeroed`. Larger ones are pages of the system, which are zero already, so this allocator
-/// does not touch them: up to 4 MiB from one page heap of the process, which may keep 32 MiB of freed
-/// blocks and writes the zeroes again where it reuses them, and from 4 MiB on as mappings, which are
-/// unmapped once the pool frees the block. Under a sanitizer, Valgrind or Miri all come from the
-/// global allocator.
+/// does not touch them: up to 4 MiB from one page heap of the process, and from 4 MiB on as mappings,
+/// which are unmapped once the pool frees the block. The heap keeps 32 MiB of freed blocks, and up to
+/// 16 MiB more for each of eight parts between two looks, until a pool's `clear` or `trim`; it writes the
+/// zeroes again where it reuses them. Under a sanitizer, Valgrind or Miri, and at alignments above 2 MiB,
+/// the global allocator serves.
+///
+/// The heap reserves up to 1 TiB of addresses, so a program that lowers `RLIMIT_AS` does it before its
+/// first block of 16 KiB; and one that limits its calls of the system (seccomp) calls
+/// [`PageHeap::enter_sandbox`](crate::PageHeap::enter_sandbox) or
+/// [`Tcache::enter_sandbox`](crate::Tcache::enter_sandbox) before: no mapping is made from then on.
+/// Mappings that there are then need `munmap` or `madvise` to be freed.
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub mod host { pub use pool_host::*; } }

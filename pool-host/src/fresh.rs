@@ -3,7 +3,8 @@
 //! ```text
 //!   bytes            from                                     once freed
 //!   below 16 KiB     the global allocator (`calloc`)          there
-//!   below 4 MiB      HEAP, one page heap of the process       at most 32 MiB stay cached there
+//!   below 4 MiB      HEAP, one page heap of the process       32 MiB stay cached there, and what
+//!                                                             comes between two looks
 //!   4 MiB and more   a mapping of its own, at most 16 384     unmapped
 //! ```
 //!
@@ -63,6 +64,7 @@ pub(crate) fn allocate(bytes: usize, alignment: usize) -> Option<Fresh> {
         return from_global(layout);
     }
     if bytes >= MAPPING_FROM
+        && !PageHeap::is_in_sandbox()
         && let Some(base) = map(mapping_bytes(bytes, alignment)?)
     {
         return Some(Fresh { base, is_mapping: true });
@@ -107,11 +109,10 @@ pub(crate) unsafe fn free(
     alignment: usize,
 ) -> Result<(), DeviceError> {
     if is_mapping {
-        MAPPINGS.fetch_sub(1, Relaxed);
         let mapped = mapping_bytes(bytes, alignment).unwrap_or(bytes);
         // SAFETY: the caller guarantees that `allocate` mapped the block, which it did with this
         // size, and that it is not used again.
-        return unsafe { virtual_memory::unmap(base, mapped) };
+        return unsafe { unmap(base, mapped) };
     }
     FREED.fetch_add(bytes, Relaxed);
     if HEAP.has(base.as_ptr()) {
@@ -127,6 +128,24 @@ pub(crate) unsafe fn free(
     Ok(())
 }
 
+/// Unmaps a block; where the system refuses, since one mapping would become two and there are too many,
+/// gives its memory back, and the addresses stay.
+///
+/// # Safety
+///
+/// As for [`virtual_memory::unmap`].
+unsafe fn unmap(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceError> {
+    // SAFETY: as the caller says.
+    match unsafe { virtual_memory::unmap(base, bytes) } {
+        Ok(()) => {
+            MAPPINGS.fetch_sub(1, Relaxed);
+            Ok(())
+        }
+        // SAFETY: as above; the range is still mapped, and nobody relies on its contents.
+        Err(_) => unsafe { virtual_memory::forget(base, bytes) },
+    }
+}
+
 /// Gives the memory of freed blocks to the system.
 ///
 /// glibc keeps what it gets, once a large block has raised its mmap threshold: it walks through its
@@ -138,7 +157,10 @@ pub(crate) fn release_kept() {
         if uses_pages() {
             HEAP.trim_all();
         }
-        system::trim_c_heap();
+        // It needs a call that `malloc` itself does not.
+        if !PageHeap::is_in_sandbox() {
+            system::trim_c_heap();
+        }
     }
 }
 
@@ -157,6 +179,11 @@ fn mapping_bytes(bytes: usize, alignment: usize) -> Option<usize> {
 /// blocks of the global allocator.
 fn uses_pages() -> bool {
     // Threads that come here first do not wait for each other: one may be missing in a forked child.
-    static USES_PAGES: OnceBool = OnceBool::new();
-    !cfg!(miri) && USES_PAGES.get_or_init(|| !system::is_watched() && HEAP.start_for_pools())
+    // While another one starts the heap, blocks come from the global allocator.
+    static IS_WATCHED: OnceBool = OnceBool::new();
+    let is_watched = || {
+        let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        system::is_watched_beside(preloaded.as_encoded_bytes())
+    };
+    !cfg!(miri) && !IS_WATCHED.get_or_init(is_watched) && HEAP.start_for_pools()
 }

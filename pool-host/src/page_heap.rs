@@ -160,7 +160,12 @@ impl PageHeap {
 
     /// Starts a heap whose cached limit is set, for blocks of pools. It opens no file for that, and
     /// what the program did to its pages may stay when their memory goes back.
+    ///
+    /// Returns false while another thread starts it, also one that is missing in a forked child.
     pub(crate) fn start_for_pools(&'static self) -> bool {
+        if self.started.load(Acquire) || self.starts.load(Relaxed) {
+            return self.started.load(Acquire);
+        }
         self.pages.keep_advice();
         self.start_under(Memory::default)
     }
@@ -195,6 +200,11 @@ impl PageHeap {
             }
             is_started
         })
+    }
+
+    /// Whether the program has said that it limits its calls of the system.
+    pub(crate) fn is_in_sandbox() -> bool {
+        heaps::is_in_sandbox()
     }
 
     /// Requests the background thread (see [`PageHeap::background`]) for all heaps of the process.

@@ -99,11 +99,16 @@ pub(crate) fn variable(name: &CStr) -> Option<&'static [u8]> {
 /// Returns whether the program has a sanitizer that tracks all memory itself, or runs under
 /// Valgrind.
 pub(crate) fn is_watched() -> bool {
+    is_watched_beside(variable(c"LD_PRELOAD").unwrap_or_default())
+}
+
+/// As [`is_watched`], beside these preloaded libraries: for callers that may allocate, and read the
+/// environment as programs do.
+pub(crate) fn is_watched_beside(preloaded: &[u8]) -> bool {
     let watchers = [c"__asan_init", c"__msan_init", c"__tsan_init", c"__hwasan_init"];
     // SAFETY: `dlsym` reads a name that ends with a zero byte. The address is compared with null
     // and not used.
     let has = |name: &CStr| !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null();
-    let preloaded = variable(c"LD_PRELOAD").unwrap_or_default();
     let is_sanitized = watchers.into_iter().any(has);
     // What was not found left an error, which the program would take for its own.
     // SAFETY: `dlerror` has no preconditions.

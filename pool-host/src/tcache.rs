@@ -35,6 +35,7 @@ pub use c_heap::CHeap;
 pub use stats::TcacheStats;
 
 use crate::class::Class;
+use crate::page_heap::PageHeap;
 use crate::settings::{Mode, Settings};
 use crate::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use inner::Inner;
@@ -251,8 +252,10 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     /// From then on blocks need `mmap`, `mremap` and `futex` only, beside what the inner allocator
     /// calls. The background thread ends, which this waits for, at most about a second, and starts no
     /// more; the system's memory pressure is not read, and blocks of parked threads stay with them.
-    /// Memory goes back in calls of the program only. Call it before the filter is in force.
+    /// Memory goes back in calls of the program only. Call it before the filter is in force. It does the
+    /// same for all page heaps, from which pools of [`HostAllocator`](crate::HostAllocator) have blocks.
     pub fn enter_sandbox(&self) {
+        PageHeap::enter_sandbox();
         if self.serves() && !background::THREAD.is_forbidden() && !is_vfork_child() {
             background::THREAD.forbid();
             CACHE.enter_sandbox();

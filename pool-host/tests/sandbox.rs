@@ -3,7 +3,8 @@
 #![expect(unsafe_code, reason = "a child process is made, with a filter of its calls")]
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use pool_host::Tcache;
+use pool_core::BucketPool;
+use pool_host::{HostAllocator, Tcache};
 use std::time::{Duration, Instant};
 
 #[global_allocator]
@@ -46,6 +47,15 @@ fn filter() -> libc::c_long {
     limited | filtered
 }
 
+/// Takes and frees fresh blocks of a pool, below and above 4 MiB. Returns whether they were zero.
+fn works(pool: &BucketPool<HostAllocator>) -> bool {
+    let sizes = [10_000, 70_000, 1 << 20, 5 << 20];
+    let blocks: Vec<_> = sizes.iter().flat_map(|bytes| pool.allocate(*bytes)).collect();
+    let is_well = blocks.len() == 4 && blocks.iter().all(|block| block.iter().all(|b| *b == 0));
+    drop(blocks);
+    is_well && pool.clear().is_ok()
+}
+
 /// Allocates, grows and frees blocks of all sizes up to 16 MiB. Returns whether they kept what was
 /// written.
 fn work(step: usize) -> bool {
@@ -67,13 +77,14 @@ fn a_program_in_a_sandbox_goes_on() {
     // SAFETY: the child has one thread, uses the allocator under test, and ends by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let mut is_well = work(1); // and so it has a background thread
+        let pool = BucketPool::new(HostAllocator::new());
+        let mut is_well = work(1) && works(&pool); // and so it has a background thread
         ALLOCATOR.enter_sandbox();
         is_well &= filter() == 0;
         // Long enough for all that depends on the time.
         let (start, mut step) = (Instant::now(), 2);
         while start.elapsed() < Duration::from_millis(2500) {
-            is_well &= work(step);
+            is_well &= work(step) && works(&pool);
             step += 1;
         }
         // SAFETY: `_exit` has no requirements.

@@ -98,6 +98,12 @@ struct Call<'t> {
     lines: Vec<&'t str>,
 }
 
+/// Whether a folder is a crate's: its name, in a registry with a version behind it.
+fn is_folder_of(folder: &str, krate: &str) -> bool {
+    let version = folder.strip_prefix(krate).map(|rest| rest.strip_prefix('-').unwrap_or(rest));
+    version.is_some_and(|version| version.chars().all(|c| c.is_ascii_digit() || c == '.'))
+}
+
 impl Call<'_> {
     /// Whether it is one of the library, or of the standard library on its behalf. An inlined call has a
     /// name without its crate, but a place.
@@ -108,7 +114,7 @@ impl Call<'_> {
             let folder = place.split(['/', '\\']).zip(place.split(['/', '\\']).skip(1));
             let mut folders = folder.filter(|(_, below)| *below == "src").map(|(folder, _)| folder);
             rest.is_some_and(|rest| rest.starts_with("::") || rest.starts_with('['))
-                || folders.any(|folder| folder.starts_with(&krate.replace('_', "-")))
+                || folders.any(|folder| is_folder_of(folder, &krate.replace('_', "-")))
         };
         LIBRARY.iter().any(|krate| is_of(krate))
             || STANDARD.iter().any(|start| self.name.starts_with(start))

@@ -139,7 +139,14 @@ fn live_before(
             }
             let state = block.of("state", "a block")?.text("`state`")?;
             if state == "active_allocated" && seen.insert((device, at)) {
-                before.push((device, at, block.number_or("requested_size", size)?, stream));
+                let requested = block.number_or("requested_size", size)?;
+                if requested > SIZE_LIMIT {
+                    return Err(Malformed::new(
+                        format!("a request of {requested} bytes"),
+                        "at most 2^47 bytes",
+                    ));
+                }
+                before.push((device, at, requested, stream));
             }
         }
     }

@@ -222,7 +222,7 @@ impl Caching {
     pub fn arena(&self) -> ArenaConfig {
         let mut config = ArenaConfig::torch();
         if let Some(mib) = self.max_split_mib {
-            config = config.max_split(mib * MIB);
+            config = config.max_split(mib.saturating_mul(MIB));
         }
         if let Some(share) = self.gc_threshold {
             config = config.gc_threshold(share);

@@ -114,11 +114,11 @@ impl BlocksAhead {
         }
         let most = limit.bytes(0);
         let largest = self.counts.last_key_value().map_or(0, |(bytes, _)| *bytes);
-        if whole.is_some_and(|full| largest > full.largest(most)) {
+        if let Some(full) = whole.filter(|full| largest > full.largest(most)) {
             let setting = format!("`ahead` of a block of {}", Bytes(largest));
-            let half = format!("at most half of the `cached_limit` of {}", Bytes(most));
-            let why = "a larger block is not cached";
-            return Err(ConfigError::new(setting, format!("{half}: {why}")));
+            let part = if full == FullPool::EvictOldest { "half of " } else { "" };
+            let expected = format!("at most {part}the `cached_limit` of {}", Bytes(most));
+            return Err(ConfigError::new(setting, expected + ": a larger block is not cached"));
         }
         if self.cached > most {
             let setting = self.named(format_args!(": {} in all", Bytes(self.cached)));

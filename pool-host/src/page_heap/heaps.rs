@@ -44,9 +44,14 @@ pub(super) fn add(heap: &'static PageHeap, background: bool) -> bool {
     true
 }
 
+/// Whether the program has said that it limits its calls.
+pub(super) fn is_in_sandbox() -> bool {
+    THREAD.is_forbidden()
+}
+
 /// Has pages call the system by what allocators need, if the program said that it limits its calls.
 pub(super) fn be_quiet_in_sandbox(pages: &Pages) {
-    if THREAD.is_forbidden() {
+    if is_in_sandbox() {
         pages.be_quiet();
     }
 }
