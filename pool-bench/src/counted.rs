@@ -138,6 +138,10 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
         self.calls.gave_back(block.bytes);
         Ok(())
     }
+    fn prepare(&self) {
+        self.inner.prepare();
+    }
+
     fn release_kept(&self) -> Result<(), DeviceError> {
         self.inner.release_kept()
     }

@@ -157,6 +157,7 @@ impl<A: DeviceAllocator> Store<A> {
         (on_shortage, observers, guards): (Option<OnShortage>, Observers, Option<Guards<A>>),
         shards: Option<usize>,
     ) -> Self {
+        allocator.prepare();
         let by_size = classes.has_larger_blocks();
         let homes = match () {
             // Of PyTorch's segments there is one list, of a bucket by stream one count.

@@ -208,6 +208,10 @@ impl DeviceAllocator for HostAllocator {
         system::physical_bytes()
     }
 
+    fn prepare(&self) {
+        fresh::prepare();
+    }
+
     /// Gives the freed blocks to the system that the C library's heap and the page heap keep. Does
     /// nothing until at least 1 MiB was freed since the last time.
     fn release_kept(&self) -> Result<(), DeviceError> {

@@ -54,6 +54,12 @@ pub(crate) struct Fresh {
     pub(crate) is_mapping: bool,
 }
 
+/// Starts the heap, before a block needs it: a thread that does so later may be the one that a fork
+/// waits for, and handlers for forks are not added meanwhile.
+pub(crate) fn prepare() {
+    let _ = uses_pages();
+}
+
 /// Returns memory for a block, whose bytes begin at the first multiple of `alignment` in it.
 ///
 /// Returns `None` if there is no memory, or the size overflows. `bytes` must not be 0, and

@@ -218,6 +218,10 @@ impl<A: DeviceAllocator, M: Claims<A>> DeviceAllocator for Hooked<A, M> {
         freed
     }
 
+    fn prepare(&self) {
+        self.inner.prepare();
+    }
+
     fn release_kept(&self) -> Result<(), DeviceError> {
         self.call(&Call::ReleaseKept, || self.inner.release_kept())
     }

@@ -124,6 +124,11 @@ pub trait DeviceAllocator: Send + Sync + 'static {
     /// did not take it back, and the pool counts it as lost.
     fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError>;
 
+    /// Prepares for a pool over this memory, which is being made: for what must not wait for its first
+    /// block, such as handlers for forks, which a thread cannot add while another one forks. Does nothing
+    /// unless a backend says so.
+    fn prepare(&self) {}
+
     /// Releases the memory that the allocator itself caches for later calls, which pools do not
     /// count. [`BucketPool::trim`](crate::BucketPool::trim), `shrink_to` and `clear` call it.
     ///
