@@ -117,9 +117,13 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             let setting = "`full_pool` of `RefuseNewest` with an arena";
             return Err(ConfigError::new(setting, "it in pools without an arena only"));
         }
-        if self.full_pool == FullPool::RefuseNewest && self.cached_limit.is_none() {
+        let is_limited = !matches!(
+            self.cached_limit,
+            None | Some(CachedLimit::Unlimited | CachedLimit::Bytes(0))
+        );
+        if self.full_pool == FullPool::RefuseNewest && !is_limited {
             let setting = "`full_pool` of `RefuseNewest` without a cached limit";
-            return Err(ConfigError::new(setting, "`cached_limit` too"));
+            return Err(ConfigError::new(setting, "`cached_limit` above 0 too"));
         }
         let smallest = classes.of((*self.window.start()).max(1));
         let Some(smallest) = smallest.filter(|class| class.is_cached()) else {
@@ -145,7 +149,13 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// Refuses a limit of 0 blocks for all sizes that are cached.
     fn check_bucket_limit(&self, smallest: u64, classes: &SizeClasses) -> Result<(), ConfigError> {
         let limit = self.bucket_limit;
-        let largest = classes.of(*self.window.end()).filter(|class| class.is_cached());
+        // The largest class that is cached is that of the window's end, or the last of a list.
+        let listed = match self.policy.as_ref() {
+            Some(BucketPolicy::Tiered(classes)) => classes.iter().copied().max(),
+            _ => None,
+        };
+        let end = (*self.window.end()).min(listed.unwrap_or(u64::MAX));
+        let largest = classes.of(end).filter(|class| class.is_cached());
         let has_large = limit.large_min_bytes <= largest.map_or(u64::MAX, |class| class.bytes);
         let keeps_large = has_large && limit.of(limit.large_min_bytes) > 0;
         if limit.of(smallest) > 0 || (keeps_large && limit.large_min_bytes != u64::MAX) {

@@ -3,7 +3,7 @@
 
 use pool_config::preset::Preset;
 use pool_config::{PolicySpec, PoolConfig};
-use pool_core::limits::{CachedLimit, FullBucket};
+use pool_core::limits::{CachedLimit, FullBucket, FullPool};
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, PoolBuilder};
 use pool_sim::SimDevice;
 
@@ -65,6 +65,24 @@ fn a_setting_that_has_no_effect_beside_another_is_refused() {
         refused(|builder| builder.bucket_limit(0).large_bucket_limit(MIB, 0)),
         refused(|builder| builder.large_bucket_limit(0, 0)),
         refused(|builder| builder.bucket_limit(0).large_bucket_limit(MIB, 1).window(1..=64)),
+        refused(|builder| {
+            let tiers = builder.policy(BucketPolicy::tiered(&[4 * KIB, 64 * KIB]));
+            tiers.bucket_limit(0).large_bucket_limit(MIB, 4)
+        }),
+        refused(|builder| builder.full_pool(FullPool::RefuseNewest)),
+        refused(|builder| builder.full_pool(FullPool::RefuseNewest).cached_limit(0)),
+        refused(|builder| {
+            let unlimited = builder.cached_limit(CachedLimit::Unlimited);
+            unlimited.full_pool(FullPool::RefuseNewest)
+        }),
+        refused(|builder| {
+            let full = builder.full_pool(FullPool::RefuseNewest).cached_limit(MIB);
+            full.arena(ArenaConfig::grow())
+        }),
+        refused(|builder| {
+            let full = builder.full_pool(FullPool::RefuseNewest).cached_limit(4 * KIB);
+            full.ahead(&[(8 * KIB, 1)])
+        }),
         refused(|builder| builder.full_bucket(FullBucket::RefuseNewest)),
         refused(|builder| builder.full_bucket(FullBucket::RefuseNewest).arena(ArenaConfig::grow())),
         refused(|builder| builder.shards(8).arena(ArenaConfig::torch())),
