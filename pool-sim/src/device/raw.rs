@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
 /// The number of a stream of a simulated device. The stream ends when no clock and no
-/// [`SimStream`] has it any more.
+/// [`SimStream`](super::SimStream) has it any more.
 #[derive(Debug)]
 pub struct SimRaw {
     number: usize,
