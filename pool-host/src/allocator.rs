@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 /// Fresh blocks read as zeroes: a buffer derefs to bytes, and Rust does not allow reads of bytes
 /// that were never written. Blocks of less than 16 KiB come from the program's global allocator, by
 /// `alloc_zeroed`. Larger ones are pages of the system, which are zero already, so this allocator
-/// does not touch them: up to 4 MiB from one page heap of the process, and from 4 MiB on as mappings,
+/// does not touch them: up to 8 MiB from one page heap of the process, and from 8 MiB on as mappings,
 /// which are unmapped once the pool frees the block. The heap keeps 32 MiB of freed blocks, and up to
 /// 16 MiB more for each of eight parts between two looks, until a pool's `clear` or `trim`; it writes the
 /// zeroes again where it reuses them. Under a sanitizer, Valgrind or Miri, and at alignments above 2 MiB,

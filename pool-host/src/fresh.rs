@@ -3,9 +3,9 @@
 //! ```text
 //!   bytes            from                                     once freed
 //!   below 16 KiB     the global allocator (`calloc`)          there
-//!   below 4 MiB      HEAP, one page heap of the process       32 MiB stay cached there, and what
+//!   below 8 MiB      HEAP, one page heap of the process       32 MiB stay cached there, and what
 //!                                                             comes between two looks
-//!   4 MiB and more   a mapping of its own, at most 16 384     unmapped
+//!   8 MiB and more   a mapping of its own, at most 16 384     unmapped
 //! ```
 //!
 //! `calloc` clears all memory that was in its heap before, also pages that nobody ever touched, and
@@ -26,7 +26,7 @@ use std::ptr::NonNull;
 const PAGES_FROM: usize = 16 << 10;
 /// Bytes from which on a block is a mapping. A free costs a call of the system and all page faults of
 /// the next block.
-const MAPPING_FROM: usize = 4 << 20;
+const MAPPING_FROM: usize = 8 << 20;
 /// The most mappings at a time. The system permits the process 65 530 (`vm.max_map_count`), and a
 /// block that is freed between others splits one in two.
 const MAX_MAPPINGS: usize = 16 << 10;

@@ -47,9 +47,9 @@ fn filter() -> libc::c_long {
     limited | filtered
 }
 
-/// Takes and frees fresh blocks of a pool, below and above 4 MiB. Returns whether they were zero.
+/// Takes and frees fresh blocks of a pool, below and above 8 MiB. Returns whether they were zero.
 fn works(pool: &BucketPool<HostAllocator>) -> bool {
-    let sizes = [10_000, 70_000, 1 << 20, 5 << 20];
+    let sizes = [10_000, 70_000, 1 << 20, 9 << 20];
     let blocks: Vec<_> = sizes.iter().flat_map(|bytes| pool.allocate(*bytes)).collect();
     let is_well = blocks.len() == 4 && blocks.iter().all(|block| block.iter().all(|b| *b == 0));
     drop(blocks);
