@@ -14,7 +14,7 @@ use std::ptr::{self, NonNull};
 /// Cost: each block stores its [`PooledBuffer`] in front of the collection's bytes. This header
 /// takes 16 bytes, or as many as the alignment if that is larger. Pages that the collection does
 /// not touch stay untouched, but for new blocks of [`HostAllocator`](crate::HostAllocator) below
-/// 16 KiB, which are cleared.
+/// 16 KiB, and reused pages of blocks below 8 MiB, which are cleared.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
