@@ -19,9 +19,9 @@
 #![expect(unsafe_code, reason = "blocks that wait are linked through their bytes")]
 
 use crate::class::{CLASSES, Class};
-use crate::pages::Pages;
 use crate::pages::lock::ForkLock;
 use crate::pages::span::{Spans, span_bytes};
+use crate::pages::{Pages, end_once_for};
 use crate::sync::atomic::{
     AtomicPtr, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
@@ -180,13 +180,15 @@ impl ClassList {
     }
 
     /// Runs `work` under the lock, after what came during a fork. `None` if another thread forks.
+    ///
+    /// Then ends the program if a block came back that is none, or was free already.
     fn enter<R>(
         &self,
         class: Class,
         pages: &Pages,
         work: impl FnOnce(&mut Contents) -> R,
     ) -> Option<R> {
-        self.inside.enter(|inside| {
+        let (result, invalid) = self.inside.enter(|inside| {
             if !self.late.load(Relaxed).is_null() {
                 self.take_late(class, inside, pages);
             }
@@ -194,8 +196,12 @@ impl ClassList {
             self.recent.store(inside.len, Relaxed);
             self.free.store(inside.spans.free, Relaxed);
             self.spans.store(inside.spans.count, Relaxed);
-            result
-        })
+            (result, inside.spans.take_invalid())
+        })?;
+        if !invalid.is_null() {
+            end_once_for(invalid);
+        }
+        Some(result)
     }
 
     /// Leaves a block to the next thread that has the lock.

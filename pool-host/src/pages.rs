@@ -517,41 +517,27 @@ pub(crate) fn end_for(block: *mut u8) -> ! {
     std::process::abort()
 }
 
+/// Does what [`end_for`] does, the first time. Later, in the program's handler of the signal, nothing:
+/// requests of the handler may find more such blocks.
+#[cold]
+pub(crate) fn end_once_for(block: *mut u8) {
+    static ENDS: AtomicBool = AtomicBool::new(false);
+    if !ENDS.swap(true, Relaxed) {
+        end_for(block);
+    }
+}
+
 /// Returns a number that differs between most threads.
 #[inline]
 #[cfg(not(pool_counts))]
 pub(crate) fn own_shard() -> usize {
     // The addresses of threads differ by a power of two and some pages, so the top bits of the
     // product differ.
-    thread_pointer().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (usize::BITS - 16)
+    system::thread_identity().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (usize::BITS - 16)
 }
 
 /// The number of the thread in a build that counts, which is the same in each run.
 #[cfg(pool_counts)]
 pub(crate) fn own_shard() -> usize {
     pool_core::counts::thread()
-}
-
-/// Returns the address of the thread's own data. It uses no thread-local variable, since a library
-/// may have to allocate memory for its variables.
-#[inline]
-#[cfg(all(target_arch = "x86_64", not(any(miri, pool_counts))))]
-fn thread_pointer() -> usize {
-    let pointer: usize;
-    // SAFETY: reads the first word of the thread's control block, which holds its own address
-    // (System V ABI for thread-local storage, x86-64).
-    unsafe {
-        std::arch::asm!(
-            "mov {}, fs:0",
-            out(reg) pointer,
-            options(nostack, preserves_flags, readonly)
-        );
-    }
-    pointer
-}
-
-#[inline]
-#[cfg(not(any(pool_counts, all(target_arch = "x86_64", not(miri)))))]
-fn thread_pointer() -> usize {
-    crate::system::thread_identity()
 }

@@ -227,8 +227,27 @@ pub(crate) fn thread_number() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// Returns a number of the calling thread, never 0. The thread's copy in a forked child has the same
-/// number. It asks the C library, without a call of the system.
+/// Returns a number of the calling thread, even and never 0. The thread's copy in a forked child has
+/// the same number. It makes no call of the system, and uses no thread-local variable, since a library
+/// may have to allocate memory for its variables.
+#[inline]
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+pub(crate) fn thread_identity() -> usize {
+    let pointer: usize;
+    // SAFETY: reads the first word of the thread's control block, which holds its own address
+    // (System V ABI for thread-local storage, x86-64).
+    unsafe {
+        std::arch::asm!(
+            "mov {}, fs:0",
+            out(reg) pointer,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    pointer
+}
+
+/// As above: the C library knows the address of the thread's control block.
+#[cfg(not(any(miri, all(target_arch = "x86_64", target_os = "linux"))))]
 #[cfg_attr(
     target_env = "musl",
     expect(
@@ -242,6 +261,13 @@ pub(crate) fn thread_identity() -> usize {
     // SAFETY: `pthread_t` is a number of the width of a pointer (glibc) or a pointer (musl), of
     // which no bit is undefined: the address of the thread's control block in both.
     unsafe { std::mem::transmute::<libc::pthread_t, usize>(thread) }
+}
+
+/// As above: Miri's threads have small numbers, the first of them 0.
+#[cfg(miri)]
+pub(crate) fn thread_identity() -> usize {
+    thread_local!(static PLACE: u64 = const { 0 });
+    PLACE.with(|place| std::ptr::from_ref(place).addr())
 }
 
 /// Returns whether this process has a thread of that number.

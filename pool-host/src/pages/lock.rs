@@ -7,7 +7,7 @@
 
 use crate::sync::atomic::{
     AtomicU32, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release,
+    Ordering::SeqCst,
 };
 use crate::system;
 use pool_core::forks;
@@ -16,30 +16,33 @@ use std::cell::UnsafeCell;
 /// Looks at a held lock before the thread sleeps.
 const LOOKS: u32 = 256;
 
-// The states of the lock (Drepper, "Futexes Are Tricky", 2011).
-const FREE: u32 = 0;
-const HELD: u32 = 1;
-/// Held, and a thread may sleep until it is free.
-const AWAITED: u32 = 2;
-
-/// Thread number that stands for no thread.
+/// Owner of a lock that is free.
 const NOBODY: usize = 0;
-/// Thread number that stands for a thread of the parent, which had the lock and is not in the
-/// child.
+/// Added to the number of a thread that holds the lock for a fork. Numbers of threads are even.
+const FORKS: usize = 1;
+/// Owner that stands for a thread of the parent, which had the lock and is not in the child. It has
+/// the bit of [`FORKS`], so that no thread waits for it.
 const LOST: usize = usize::MAX;
 
 /// A value behind a lock that does not allocate.
 ///
 /// Waiting for a thread that does not fork has no bound, so no code under the lock may call the
 /// program.
+///
+/// A signal handler may fork while its own thread is inside. The handler's requests are refused then,
+/// in the child too, where the interrupted code goes on once the handler returns.
 #[derive(Debug)]
 pub(crate) struct ForkLock<T> {
-    /// [`FREE`], [`HELD`] or [`AWAITED`].
-    state: AtomicU32,
-    /// Number of the thread that holds the lock during a fork; [`NOBODY`] otherwise. In the child
-    /// it remains until `in_child` runs there. That thread may enter meanwhile, because other fork
-    /// handlers allocate. [`LOST`] in a child that can never have the lock.
-    forking: AtomicUsize,
+    /// Number of the thread that has the lock, or [`NOBODY`]. The exchange that takes the lock
+    /// stores it, so a signal handler never finds its own thread's lock without it.
+    ///
+    /// With [`FORKS`] while the thread holds the lock for a fork. In the child that remains until
+    /// `in_child` runs there. The thread may enter meanwhile, because other fork handlers allocate.
+    /// [`LOST`] in a child that can never have the lock.
+    owner: AtomicUsize,
+    /// 1 if a thread may sleep until the owner changes. Who stores that tries to take the lock
+    /// afterwards, and who frees the lock reads it afterwards, so one of the two sees the other.
+    awaited: AtomicU32,
     /// Forks that the thread which forks makes in its fork handlers, one inside the other.
     nested: AtomicUsize,
     /// [`forks`] when a thread last entered; 0 before.
@@ -55,8 +58,8 @@ impl<T> ForkLock<T> {
     /// Creates an unlocked value.
     pub(crate) const fn new(value: T) -> Self {
         Self {
-            state: AtomicU32::new(FREE),
-            forking: AtomicUsize::new(NOBODY),
+            owner: AtomicUsize::new(NOBODY),
+            awaited: AtomicU32::new(0),
             nested: AtomicUsize::new(0),
             generation: AtomicU32::new(0),
             value: UnsafeCell::new(value),
@@ -64,14 +67,16 @@ impl<T> ForkLock<T> {
     }
 
     /// Runs `work` on the value under the lock. Returns `None`, without waiting, if another thread
-    /// holds the lock for a fork. `work` must not enter the lock again and must not panic: the lock
-    /// would stay held.
+    /// holds the lock for a fork, and in a signal handler that has interrupted `work` of its own
+    /// thread. `work` must not enter the lock again and must not panic: the lock would stay held.
     pub(crate) fn enter<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-        self.note_process();
-        let hold = if self.try_hold() { Hold::Taken } else { self.wait()? };
+        let own = system::thread_identity();
+        self.note_process(own);
+        let hold = if self.try_hold(own) { Hold::Taken } else { self.wait(own)? };
         // SAFETY: this thread holds the lock: it took it above and releases it below, or it took it
         // in `before_fork` and releases it in `after_fork`. So no other thread refers to the value.
-        // No other reference of this thread exists, because `work` does not enter again.
+        // No other reference of this thread exists, because `work` does not enter again, and a
+        // signal handler that interrupts it is refused.
         let result = work(unsafe { &mut *self.value.get() });
         if hold == Hold::Taken {
             self.release();
@@ -81,102 +86,120 @@ impl<T> ForkLock<T> {
 
     /// Notes that threads of this process enter.
     #[inline]
-    fn note_process(&self) {
+    fn note_process(&self, own: usize) {
         let generation = forks();
         if self.generation.load(Acquire) != generation {
-            self.enter_process(generation);
+            self.enter_process(generation, own);
         }
     }
 
-    /// In a child that no handler of a fork has seen, a lock that is held is lost: the thread that
-    /// had it is not here.
+    /// In a child that no handler of a fork has seen, a lock that is held is lost, unless its owner
+    /// made the child: another thread is not here.
     #[cold]
-    fn enter_process(&self, generation: u32) {
+    fn enter_process(&self, generation: u32, own: usize) {
         let before = self.generation.load(Acquire);
         // Before the exchange: the threads of this process take the lock after it.
-        let is_held = self.state.load(Acquire) != FREE
-            && self.forking.load(Relaxed) != system::thread_identity();
+        let owner = self.owner.load(Acquire);
+        let is_held = owner != NOBODY && owner & !FORKS != own;
         let is_first =
             self.generation.compare_exchange(before, generation, AcqRel, Relaxed).is_ok();
         if before != 0 && before != generation && is_first && is_held {
-            self.forking.store(LOST, Relaxed);
+            self.owner.store(LOST, SeqCst);
+            self.wake(i32::MAX);
         }
     }
 
     /// Tries to take the lock. Returns whether it did; it may fail spuriously.
-    fn try_hold(&self) -> bool {
-        self.state.compare_exchange_weak(FREE, HELD, Acquire, Relaxed).is_ok()
+    fn try_hold(&self, owner: usize) -> bool {
+        self.owner.compare_exchange_weak(NOBODY, owner, SeqCst, Relaxed).is_ok()
     }
 
     /// Frees the lock, and wakes a thread that sleeps until then.
     fn release(&self) {
-        if self.state.swap(FREE, Release) == AWAITED {
-            system::wake(&self.state, 1);
+        self.owner.swap(NOBODY, SeqCst);
+        self.wake(1);
+    }
+
+    /// Wakes threads that sleep until the owner changes, at most so many.
+    fn wake(&self, threads: i32) {
+        if self.awaited.load(SeqCst) != 0 && self.awaited.swap(0, SeqCst) != 0 {
+            system::wake(&self.awaited, threads);
         }
     }
 
     /// Waits for the lock and takes it, unless this thread already holds it for a fork. Returns
-    /// `None`, without waiting, if another thread does.
+    /// `None`, without waiting, if another thread does, and if this one has it otherwise.
     #[cold]
-    fn wait(&self) -> Option<Hold> {
-        let own = system::thread_identity();
+    fn wait(&self, own: usize) -> Option<Hold> {
+        let ends = |owner: usize| owner == own || owner & FORKS != 0;
+        let hold = |owner: usize| (owner == own | FORKS).then_some(Hold::ForFork);
         for _ in 0..LOOKS {
-            if self.try_hold() {
+            if self.try_hold(own) {
                 return Some(Hold::Taken);
             }
-            match self.forking.load(Relaxed) {
-                NOBODY => std::hint::spin_loop(),
-                forking => return (forking == own).then_some(Hold::ForFork),
+            match self.owner.load(Relaxed) {
+                owner if ends(owner) => return hold(owner),
+                _ => std::hint::spin_loop(),
             }
         }
-        // AcqRel: a thread that reads the state which `before_fork` left sees who forks.
-        while self.state.swap(AWAITED, AcqRel) != FREE {
-            match self.forking.load(Relaxed) {
-                NOBODY => system::wait(&self.state, AWAITED, None),
-                forking => return (forking == own).then_some(Hold::ForFork),
+        match self.sleep(own, ends) {
+            Ok(()) => Some(Hold::Taken),
+            Err(owner) => hold(owner),
+        }
+    }
+
+    /// Sleeps until the lock is free, and takes it for `new`.
+    ///
+    /// # Errors
+    ///
+    /// The owner, at the first for which `ends` says that to wait has no use.
+    fn sleep(&self, new: usize, ends: impl Fn(usize) -> bool) -> Result<(), usize> {
+        loop {
+            self.awaited.store(1, SeqCst);
+            match self.owner.compare_exchange(NOBODY, new, SeqCst, SeqCst) {
+                Ok(_) => return Ok(()),
+                Err(owner) if ends(owner) => return Err(owner),
+                Err(_) => system::wait(&self.awaited, 1, None),
             }
         }
-        Some(Hold::Taken)
     }
 
     /// Takes the lock before a fork, for the calling thread. Waits for forks of other threads.
+    ///
+    /// Takes nothing in a signal handler that has interrupted `work` of its own thread: to wait for
+    /// that would have no end.
     pub(crate) fn before_fork(&self) {
-        self.note_process();
         let own = system::thread_identity();
-        // Only the first try may leave the state HELD: later, others may sleep.
-        let is_held = self.try_hold();
-        while !is_held && self.state.swap(AWAITED, AcqRel) != FREE {
-            match self.forking.load(Relaxed) {
-                LOST => return,
-                forking if forking == own => {
-                    // A fork handler of this thread forks.
-                    self.nested.fetch_add(1, Relaxed);
-                    return;
-                }
-                _ => system::wait(&self.state, AWAITED, None),
+        self.note_process(own);
+        if !self.try_hold(own | FORKS) {
+            let ends = |owner: usize| owner & !FORKS == own || owner == LOST;
+            if let Err(owner) = self.sleep(own | FORKS, ends) {
+                // A fork handler of this thread forks.
+                self.nested.fetch_add(usize::from(owner == own | FORKS), Relaxed);
+                return;
             }
         }
-        self.forking.store(own, Relaxed);
-        // Whoever was about to sleep finds another state, and then who forks.
-        if self.state.swap(HELD, AcqRel) == AWAITED {
-            system::wake(&self.state, i32::MAX);
-        }
+        // Whoever sleeps, or was about to, finds who forks.
+        self.wake(i32::MAX);
     }
 
     /// Runs `work` on the value, and releases the lock after a fork, in parent and child. Does
-    /// nothing if this thread did not take it, which happens if the handlers were registered, or
-    /// the value was made known to them, during the fork.
+    /// nothing if this thread did not take it for the fork, which happens if the handlers were
+    /// registered, or the value was made known to them, during the fork, and if a signal handler
+    /// forks.
     pub(crate) fn after_fork(&self, work: impl FnOnce(&mut T)) {
-        if self.forking.load(Relaxed) != system::thread_identity() {
+        let own = system::thread_identity();
+        if self.owner.load(Relaxed) != own | FORKS {
             return;
         }
         if self.nested.load(Relaxed) > 0 {
             self.nested.fetch_sub(1, Relaxed);
         } else {
+            // A signal handler that forks meanwhile must not enter.
+            self.owner.store(own, Relaxed);
             // SAFETY: this thread took the lock in `before_fork` and releases it below, so no other
             // thread refers to the value. This thread is in no `work`.
             work(unsafe { &mut *self.value.get() });
-            self.forking.store(NOBODY, Relaxed);
             self.release();
         }
     }
@@ -185,10 +208,11 @@ impl<T> ForkLock<T> {
     /// the lock, no thread of the child ever gets it.
     pub(crate) fn in_child(&self, work: impl FnOnce(&mut T)) {
         self.generation.store(forks(), Relaxed);
-        if self.forking.load(Relaxed) == system::thread_identity() {
+        let (own, owner) = (system::thread_identity(), self.owner.load(Relaxed));
+        if owner == own | FORKS {
             self.after_fork(work);
-        } else if self.state.load(Relaxed) != FREE {
-            self.forking.store(LOST, Relaxed);
+        } else if owner != NOBODY && owner != own {
+            self.owner.store(LOST, Relaxed);
         }
     }
 }
@@ -201,3 +225,6 @@ enum Hold {
     /// It forks, and releases the lock after that.
     ForFork,
 }
+
+#[cfg(all(test, not(any(miri, shuttle))))]
+mod tests;

@@ -18,9 +18,10 @@
 
 use super::page::{Links, PageState};
 use super::space::PER_MARK;
-use super::{PAGE, Pages, end_for};
+use super::{PAGE, Pages};
 use crate::class::Class;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{mem, ptr};
 
 /// End of the list. Page 0 is in no span.
 const NONE: u32 = 0;
@@ -60,6 +61,8 @@ pub(crate) struct Spans {
     cursor: u32,
     /// The calls of [`Spans::give_back`].
     now: u32,
+    /// A block that came back and was free already, or is none; else null.
+    invalid: *mut u8,
 }
 
 /// What the entry of a span's first page holds of the span.
@@ -86,7 +89,16 @@ impl Links {
 impl Spans {
     /// Without spans.
     pub(crate) const fn new() -> Self {
-        Self { first: NONE, count: 0, free: 0, cursor: NONE, now: 0 }
+        let invalid = ptr::null_mut();
+        Self { first: NONE, count: 0, free: 0, cursor: NONE, now: 0, invalid }
+    }
+
+    /// Returns a block that came back and was free already, or is none, the first time; else null.
+    ///
+    /// Who has the lock of the class frees that and then ends the program (`end_once_for`), since the
+    /// program's handler of the signal may allocate and fork.
+    pub(crate) fn take_invalid(&mut self) -> *mut u8 {
+        mem::replace(&mut self.invalid, ptr::null_mut())
     }
 
     /// Takes free blocks, at most as many as `blocks` has places, and makes a span if there is none.
@@ -114,9 +126,13 @@ impl Spans {
         let span = pages.links(first as usize);
         let (free, marks) = (span.free_blocks(), pages.marks_of(first, span_bytes(class)));
         let (base, most) = (pages.address(first), free.min(blocks.len()));
-        let (mut taken, mut word) = (0, span.first_word());
+        let (mut taken, mut word, mut is_whole) = (0, span.first_word(), true);
         while taken < most {
-            let Some(place) = marks.get(word) else { end_for(base) };
+            let Some(place) = marks.get(word) else {
+                // The program has written to the marks.
+                (self.invalid, is_whole) = (base, false);
+                break;
+            };
             let mut left = place.load(Relaxed);
             while left != 0 && taken < most {
                 let bit = left.trailing_zeros() as usize;
@@ -128,7 +144,7 @@ impl Spans {
             word += usize::from(left == 0);
         }
         span.set_free_blocks(free - taken, word, self.now);
-        if taken == free {
+        if taken == free || !is_whole {
             self.unlink(first, pages);
         }
         taken
@@ -158,15 +174,19 @@ impl Spans {
 
     /// Takes back a block.
     ///
-    /// Ends the program if no block of this class begins there, as far as it finds that out, or if it
-    /// is free already.
+    /// Notes it for [`Spans::take_invalid`], and does nothing else, if no block of this class begins
+    /// there, as far as it finds that out, or if it is free already.
     pub(crate) fn put(&mut self, class: Class, block: *mut u8, pages: &Pages) {
-        let Some((its_class, first, from_first)) = pages.span_at(block) else { end_for(block) };
+        let Some((its_class, first, from_first)) = pages.span_at(block) else {
+            self.invalid = block;
+            return;
+        };
         let at = from_first as usize / PER_MARK;
         let place = &pages.marks_of(first, span_bytes(class))[at / BITS];
         let (word, mark) = (place.load(Relaxed), 1 << (at % BITS));
         if its_class != class || word & mark != 0 || !class.divides(from_first) {
-            end_for(block);
+            self.invalid = block;
+            return;
         }
         place.store(word | mark, Relaxed);
         let span = pages.links(first as usize);
@@ -289,7 +309,7 @@ impl Pages {
     }
 
     /// Returns the class of the span in which an address is, the first page of the span, and the bytes
-    /// from there to the address; `None` for an address in no span.
+    /// from there to the address; `None` for an address in no span, and if the map contradicts itself.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
@@ -298,8 +318,9 @@ impl Pages {
     fn span_at(&self, block: *mut u8) -> Option<(Class, u32, u32)> {
         let number = self.page_at(block)?;
         let (class, before) = self.tag(number as usize).span()?;
-        if self.tag((number - before) as usize).span() != Some((class, 0)) {
-            end_for(block);
+        let first = self.tag(number.checked_sub(before)? as usize);
+        if first.span() != Some((class, 0)) {
+            return None;
         }
         let in_page = (block.addr() % PAGE) as u32;
         Some((class, number - before, before * PAGE as u32 + in_page))

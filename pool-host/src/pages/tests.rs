@@ -563,7 +563,7 @@ pub(crate) fn without_forks() -> RwLockReadGuard<'static, ()> {
 }
 
 /// No test of a started heap runs until the drop.
-fn with_forks() -> RwLockWriteGuard<'static, ()> {
+pub(crate) fn with_forks() -> RwLockWriteGuard<'static, ()> {
     FORKS.write().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -225,14 +225,15 @@ impl Checked {
     /// Looks at all resting blocks, when the process exits. Aborts if the program wrote to one.
     pub(super) fn check_resting(&self) {
         // Not without end: this thread may have been inside when it called `exit`.
-        let _ = self.inside.enter(|inside| {
-            for step in 0..inside.count {
-                let address = inside.resting[(inside.first + step) % RESTING];
-                if let Some(entry) = inside.book.get(address) {
-                    check_poison(entry);
-                }
-            }
+        let written = self.inside.enter(|inside| {
+            let resting = (0..inside.count).filter_map(|step| {
+                inside.book.get(inside.resting[(inside.first + step) % RESTING])
+            });
+            resting.into_iter().find(|entry| is_written(*entry))
         });
+        if let Some(entry) = written.flatten() {
+            die_for_write(entry);
+        }
     }
 
     /// Makes a freed block rest, and frees the oldest resting blocks while there are too many.
@@ -245,26 +246,30 @@ impl Checked {
     }
 }
 
-/// Aborts if the program wrote to a resting block.
+/// Returns whether the program wrote to a resting block.
 ///
 /// A guarded block is not checked: its pages are inaccessible, unless the system refused that.
-fn check_poison(Entry { address, layout, .. }: Entry) {
+fn is_written(Entry { address, layout, .. }: Entry) -> bool {
     if is_guarded(layout) {
-        return;
+        return false;
     }
     let block = ptr::with_exposed_provenance::<u8>(address);
     // SAFETY: the program freed the block, and its memory is still allocated: the caller holds the
     // lock of the book in which it rests, or has just removed it. `free` wrote its `layout.size()`
     // bytes.
-    if !unsafe { all_are(block, layout.size(), |at| POISON[at % POISON.len()]) } {
-        die(b"write after free", address, layout.size());
-    }
+    !unsafe { all_are(block, layout.size(), |at| POISON[at % POISON.len()]) }
+}
+
+fn die_for_write(Entry { address, layout, .. }: Entry) -> ! {
+    die(b"write after free", address, layout.size())
 }
 
 /// Frees the memory of a block that has rested; aborts if the program wrote to the block meanwhile.
 fn free_entry<A: GlobalAlloc>(entry: Entry, inner: &A) {
     let Entry { address, layout, .. } = entry;
-    check_poison(entry);
+    if is_written(entry) {
+        die_for_write(entry);
+    }
     if is_guarded(layout) {
         let (pages, offset) = guarded(layout);
         // SAFETY: the mapping of a block of `with_guard` that is in the book no more.

@@ -80,6 +80,16 @@ fn fork_handlers_may_take_locks_under_which_threads_allocate() {
 }
 
 #[test]
+fn a_signal_handler_may_fork() {
+    check("forks_in_handler.c", &[]);
+}
+
+#[test]
+fn a_handler_of_a_crash_may_fork_and_allocate() {
+    check("crashes.c", &[]);
+}
+
+#[test]
 fn a_library_that_is_off_passes_all_on() {
     for source in ["operators.cpp", "threads.c"] {
         is_done(&run(&compiled(source, &[]), &[], "off"));
