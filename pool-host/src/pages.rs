@@ -498,12 +498,12 @@ impl Pages {
     /// Releases the lock after a fork, in the child. If it was not held for the fork and another
     /// thread had it, requests that need it are refused from now on.
     ///
-    /// What is cached goes back: a child that goes on to use it would have to copy it, and one that
-    /// idles would keep it.
+    /// Long runs that are cached go back: a child that idles would keep them. The others wait for the
+    /// child's own requests, since most children end or run another program at once.
     pub(crate) fn in_child(&self) {
         self.inside.in_child(|inside| self.do_deferred(inside));
         if self.idle_bytes() >= CHILD_DROPS_FROM {
-            self.trim(usize::MAX);
+            self.trim_in_child();
         }
     }
 }

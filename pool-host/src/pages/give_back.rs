@@ -19,6 +19,12 @@ use std::sync::atomic::Ordering::Relaxed;
 const REFUSALS: u32 = 64;
 /// Pages of a run whose entries in the map have enough memory to be given back: 40 KiB.
 const LONG: u32 = 2048;
+/// The most runs that a forked child gives back when it begins. Each takes three calls of the system.
+const CHILD_RUNS: usize = 64;
+/// The fewest pages of such a run, 256 KiB: the fork itself has taken about as long to copy their
+/// entries of the page table as these calls take.
+#[expect(clippy::cast_possible_truncation, reason = "64, or 4 with pages of 64 KiB")]
+const CHILD_PAGES: u32 = ((256 << 10) / PAGE) as u32;
 
 impl Pages {
     /// Gives dirty pages back to the system, the oldest first. Returns the number of bytes.
@@ -43,6 +49,22 @@ impl Pages {
         }
         self.enter(|inside| self.note(inside, system::coarse_milliseconds()));
         went
+    }
+
+    /// Gives the longest dirty runs back to the system: at most [`CHILD_RUNS`], of at least
+    /// [`CHILD_PAGES`].
+    ///
+    /// For a forked child, which has the memory of its parent and may end at once.
+    pub(super) fn trim_in_child(&self) {
+        self.enter(|inside| self.sweep(inside));
+        for _ in 0..CHILD_RUNS {
+            let longest = self.enter(|inside| inside.runs.take_longest(CHILD_PAGES));
+            let Some((first, pages)) = longest.flatten() else { break };
+            // SAFETY: `take_longest` returned pages of the range that were free, and marked them as
+            // used under the lock.
+            unsafe { self.return_run(first, pages) };
+        }
+        self.enter(|inside| self.note(inside, system::coarse_milliseconds()));
     }
 
     /// Gives back the memory of the map where it has the entries of long free runs, which no code
@@ -189,13 +211,23 @@ impl Pages {
         });
         let (first, pages) = oldest??;
         // SAFETY: `take_oldest` returned pages of the range that were free, and marked them as used
-        // under the lock, so no other thread takes them until `release` below.
+        // under the lock.
+        Some(unsafe { self.return_run(first, pages) })
+    }
+
+    /// Returns a run to the system. The result is the number of pages, or 0 if the system refuses them.
+    ///
+    /// # Safety
+    ///
+    /// The pages were free, and the caller has marked them as a used run.
+    unsafe fn return_run(&self, first: u32, pages: u32) -> u32 {
+        // SAFETY: as the caller says, so no other thread takes them until `release_later`.
         let how = unsafe { self.mapping.forget(self.address(first), pages as usize * PAGE) };
         self.release_later(first, Deferral::returned(how));
         if how == Forgotten::Not {
-            return Some(0);
+            return 0;
         }
         self.returned.fetch_add(pages.into(), Relaxed);
-        Some(pages)
+        pages
     }
 }

@@ -408,6 +408,18 @@ impl Runs {
         long.flat_map(|list| self.list(self.clean_lists.heads[list]))
     }
 
+    /// Takes one of the longest dirty runs, if it has at least about `pages` pages, and marks it as
+    /// used. Returns the first page and the number of pages.
+    pub(super) fn take_longest(&mut self, pages: u32) -> Option<(u32, u32)> {
+        let list = self.dirty_lists.filled_from_last().next()?;
+        let run = self.at(self.dirty_lists.heads[list]);
+        (run.pages >= pages).then(|| {
+            self.remove(run);
+            self.use_up(run.first, run.pages);
+            (run.first, run.pages)
+        })
+    }
+
     /// Takes at most `most` pages at the end of the oldest dirty run, and marks them as used.
     /// Returns the first page and the number of pages. The rest of the run stays the oldest.
     pub(super) fn take_oldest(&mut self, most: u32) -> Option<(u32, u32)> {

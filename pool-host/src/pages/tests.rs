@@ -813,3 +813,31 @@ fn a_child_whose_parent_lost_the_lock_waits_for_nobody() {
         assert_eq!(status, 0);
     });
 }
+
+/// Takes blocks of so many bytes with a live one behind each, frees them, and returns how many bytes a
+/// child gives back when it begins.
+fn given_back_in_child(blocks: usize, bytes: usize) -> usize {
+    let pages = Pages::new();
+    let take = |bytes| pages.take(bytes, 1).expect("there is memory").block;
+    let all: Vec<_> = (0..blocks).map(|_| (take(bytes), take(PAGE))).collect();
+    for (block, _) in all {
+        // SAFETY: the test owns the block and does not use it again.
+        unsafe { pages.give(block) };
+    }
+    let cached = pages.idle_bytes();
+    assert_eq!(cached, blocks * bytes, "nothing has gone back before");
+    // As the handlers of a fork do, in the child's copy.
+    pages.before_fork();
+    pages.in_child();
+    let returned = usize::try_from(pages.stats().returned).expect("bytes of this test");
+    assert_eq!(pages.idle_bytes(), cached - returned, "the rest is still cached");
+    returned
+}
+
+#[test]
+fn a_child_gives_back_long_runs_in_a_bounded_number_of_calls() {
+    assert_eq!(given_back_in_child(4, 8 * MIB), 32 * MIB, "all of a few long ones");
+    assert_eq!(given_back_in_child(100, MIB), 64 * MIB, "64 of many");
+    assert_eq!(given_back_in_child(500, 96 << 10), 0, "none that are short");
+    assert_eq!(given_back_in_child(3, 256 << 10), 0, "nor below 1 MiB in all");
+}
