@@ -7,7 +7,7 @@
 
 mod thread;
 
-pub(crate) use thread::confine;
+pub(crate) use thread::{confine, find_least_stack};
 
 use crate::sync::atomic::AtomicU32;
 use crate::system;
@@ -65,13 +65,13 @@ impl Background {
 
     /// Requests the thread, unless it is forbidden. The next call of [`Background::start`] starts it.
     ///
-    /// It calls `dlsym`, which may allocate.
+    /// It may call `dlsym`, which may allocate.
     pub(crate) fn request(&self) {
         // A count must be the same each time.
         if cfg!(pool_counts) || self.is_forbidden.load(SeqCst) {
             return;
         }
-        thread::find_least_stack();
+        find_least_stack();
         watch_forks();
         self.is_wanted.store(true, Relaxed);
     }

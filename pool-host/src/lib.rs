@@ -40,6 +40,9 @@ pub mod tracing;
 #[cfg(not(all(feature = "trace", not(shuttle))))]
 #[path = "tracing/absent.rs"]
 mod tracing;
+// musl unloads nothing, and a program without a dynamic linker has no library.
+#[cfg(all(target_env = "gnu", not(any(target_feature = "crt-static", miri))))]
+mod unloading;
 mod virtual_memory;
 
 pub use allocator::{Alignment, HostAllocator, HostBlock, HostView};

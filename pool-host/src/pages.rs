@@ -465,6 +465,8 @@ impl Pages {
         if self.refused.load(Relaxed) {
             return false;
         }
+        #[cfg(all(target_env = "gnu", not(any(target_feature = "crt-static", miri))))]
+        crate::unloading::prevent();
         let reserved = self.enter(|inside| {
             if inside.space.is_some() {
                 return true;

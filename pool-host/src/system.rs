@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "the system is called through C")]
 
 use crate::sync::atomic::AtomicU32;
+use once_cell::race::OnceBool;
 use std::ffi::{CStr, c_int, c_long};
 use std::time::Duration;
 
@@ -105,15 +106,26 @@ pub(crate) fn is_watched() -> bool {
 /// As [`is_watched`], beside these preloaded libraries: for callers that may allocate, and read the
 /// environment as programs do.
 pub(crate) fn is_watched_beside(preloaded: &[u8]) -> bool {
-    let watchers = [c"__asan_init", c"__msan_init", c"__tsan_init", c"__hwasan_init"];
-    // SAFETY: `dlsym` reads a name that ends with a zero byte. The address is compared with null
-    // and not used.
-    let has = |name: &CStr| !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null();
-    let is_sanitized = watchers.into_iter().any(has);
-    // What was not found left an error, which the program would take for its own.
-    // SAFETY: `dlerror` has no preconditions.
-    unsafe { libc::dlerror() };
-    is_sanitized || preloaded.windows(9).any(|part| part == b"vgpreload")
+    is_sanitized() || preloaded.windows(9).any(|part| part == b"vgpreload")
+}
+
+/// Returns whether the program has a sanitizer that tracks all memory itself.
+///
+/// The first call takes the lock of the dynamic linker, for which it may wait, and may allocate.
+pub(crate) fn is_sanitized() -> bool {
+    // Two threads that come here at once find the same.
+    static FOUND: OnceBool = OnceBool::new();
+    FOUND.get_or_init(|| {
+        let watchers = [c"__asan_init", c"__msan_init", c"__tsan_init", c"__hwasan_init"];
+        // SAFETY: `dlsym` reads a name that ends with a zero byte. The address is compared with null
+        // and not used.
+        let find = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        let is_sanitized = watchers.into_iter().any(|name| !find(name).is_null());
+        // What was not found left an error, which the program would take for its own.
+        // SAFETY: `dlerror` has no preconditions.
+        unsafe { libc::dlerror() };
+        is_sanitized
+    })
 }
 
 /// Has the C library call a function when the process exits. If it cannot, nothing happens.

@@ -17,7 +17,7 @@ static LEAST_STACK: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Looks up how glibc tells the size of the least stack. `dlsym` may allocate, and may wait for the
 /// lock of the dynamic linker, so a request that starts a thread must not call it.
-pub(super) fn find_least_stack() {
+pub(crate) fn find_least_stack() {
     if cfg!(all(target_env = "gnu", not(miri))) && LEAST_STACK.load(Relaxed).is_null() {
         // SAFETY: `dlsym` reads a name that ends with a zero byte.
         let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr()) };

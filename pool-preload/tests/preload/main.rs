@@ -1,6 +1,7 @@
 //! Programs with `libbucketpool.so` preloaded.
 
 mod citizen;
+mod plugin;
 mod programs;
 mod script;
 mod settings;

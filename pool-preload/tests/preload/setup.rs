@@ -35,6 +35,25 @@ pub(crate) fn library() -> PathBuf {
     target.join("preload").join("libbucketpool.so")
 }
 
+/// Builds the library of `tests/programs/plugin.rs`, and returns its path.
+pub(crate) fn plugin() -> PathBuf {
+    let target = folder().parent().unwrap();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args([
+        "build",
+        "--quiet",
+        "--locked",
+        "--package",
+        "pool-preload",
+        "--example",
+        "plugin",
+    ]);
+    cargo.arg("--target-dir").arg(target).current_dir(package());
+    cargo.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
+    assert!(cargo.status().unwrap().success(), "the plugin does not build");
+    target.join("debug/examples/libplugin.so")
+}
+
 /// Compiles a program of `tests/programs` with further arguments, and returns its path.
 pub(crate) fn compiled(source: &str, further: &[&str]) -> PathBuf {
     let (name, language) = source.split_once('.').unwrap();
