@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-enum { FORKS = 1000, LIVE = 2000, GOES_ON = 20 };
+enum { FORKS = 300, LIVE = 2000, GOES_ON = 20 };
 
 static volatile sig_atomic_t forks_made, is_child;
 static unsigned char *blocks[LIVE];
