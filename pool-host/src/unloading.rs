@@ -14,6 +14,10 @@ use crate::{background, system};
 use std::ffi::{c_char, c_int, c_void};
 use std::{hint, ptr, slice};
 
+/// Tag in a library's dynamic section, and the flag that `-z nodelete` sets there.
+const DT_FLAGS_1: usize = 0x6fff_fffb;
+const DF_1_NODELETE: usize = 8;
+
 /// The dynamic linker calls what lies here when it loads the library, and in a program before `main`.
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -32,7 +36,7 @@ extern "C" fn stay() {
     unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut name).cast()) };
     // SAFETY: a name is null or a string that ends with a zero byte, of a library that is loaded.
     if name.is_null() || unsafe { name.read() } == 0 {
-        return; // the program itself has an empty name
+        return; // the program itself has an empty name, and a library that stays none
     }
     let how = libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
     // SAFETY: as above. With `RTLD_NOLOAD`, no code is loaded or run.
@@ -46,7 +50,8 @@ extern "C" fn stay() {
     background::find_least_stack();
 }
 
-/// Stores the name of a library at `name` if [`stay`] is in it, and ends the search then.
+/// Stores the name of a library at `name` if [`stay`] is in it, unless it was linked to stay. Ends the
+/// search then.
 #[expect(clippy::cast_possible_truncation, reason = "addresses")]
 extern "C" fn find(object: *mut libc::dl_phdr_info, _: usize, name: *mut c_void) -> c_int {
     // SAFETY: `dl_iterate_phdr` passes an object that lives through the call.
@@ -58,9 +63,22 @@ extern "C" fn find(object: *mut libc::dl_phdr_info, _: usize, name: *mut c_void)
         let in_header = in_object.wrapping_sub(header.p_vaddr as usize);
         header.p_type == libc::PT_LOAD && in_header < header.p_memsz as usize
     });
-    if is_here {
+    if is_here && !stays(object.dlpi_addr as usize, headers) {
         // SAFETY: `stay` passed the address of such a variable.
         unsafe { name.cast::<*const c_char>().write(object.dlpi_name) };
     }
     c_int::from(is_here)
+}
+
+/// Returns whether a loaded library was linked with `-z nodelete`.
+#[expect(clippy::cast_possible_truncation, reason = "addresses")]
+fn stays(base: usize, headers: &[libc::Elf64_Phdr]) -> bool {
+    headers.iter().filter(|header| header.p_type == libc::PT_DYNAMIC).any(|header| {
+        let section = ptr::with_exposed_provenance::<[usize; 2]>(base + header.p_vaddr as usize);
+        let entries = header.p_memsz as usize / size_of::<[usize; 2]>();
+        // SAFETY: the library is loaded, with a section of so many entries at this address: a tag and a
+        // value, both words. Only the dynamic linker has written to it, when it loaded the library.
+        let entries = unsafe { slice::from_raw_parts(section, entries) };
+        entries.iter().any(|[tag, value]| *tag == DT_FLAGS_1 && value & DF_1_NODELETE != 0)
+    })
 }
