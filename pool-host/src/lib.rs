@@ -24,6 +24,7 @@ mod depot;
 mod fork;
 mod fresh;
 mod global;
+mod kernel;
 mod limits;
 mod page_heap;
 mod pages;

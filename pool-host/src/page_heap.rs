@@ -216,11 +216,22 @@ impl PageHeap {
     /// another allocator needs. Call it before the filter is in force. Later calls change nothing,
     /// nor does one of a child of `vfork`, whose memory is its parent's.
     ///
-    /// From then on the heaps call the system by `mmap`, `mremap` and `futex` only. The background
+    /// From then on the heaps call the system by `mmap` and `futex` only. The background
     /// thread ends, which this waits for, at most about a second, and starts no more, so pages go
     /// back in calls of the program only.
     pub fn enter_sandbox() {
         heaps::enter_sandbox();
+    }
+
+    /// Prepares as [`PageHeap::enter_sandbox`] does for a thread that may make no call at all
+    /// (`SECCOMP_MODE_STRICT`): no memory goes back from then on, whichever thread has freed it.
+    pub(crate) fn enter_strict_sandbox() {
+        heaps::enter_strict_sandbox();
+    }
+
+    /// Has all heaps heed limits that the program has set (`setrlimit`).
+    pub(crate) fn heed_limits() {
+        heaps::heed_limits();
     }
 
     /// Changes the limit on cached bytes and the decay of a heap that serves requests. `None`
@@ -307,7 +318,7 @@ impl PageHeap {
     /// in slots, which the pages do not count as free, may be more than the limit.
     #[cold]
     fn check_limit(&self, freed: usize) {
-        self.pages.heed_data_limit();
+        self.pages.heed_limits();
         if self.pages.idle_bytes() > self.limit.load(Relaxed) {
             self.pages.give_back_beyond_limit(freed.saturating_mul(2));
         }

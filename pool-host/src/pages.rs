@@ -317,7 +317,12 @@ impl Pages {
     #[cold]
     fn take_run(&self, pages: u32, align: u32) -> Option<Taken> {
         let taken = self.try_take_run(pages, align);
-        taken.or_else(|| (self.trim(usize::MAX) > 0).then(|| self.try_take_run(pages, align))?)
+        let again = || {
+            // Others have the addresses then that a limit has refused here.
+            self.heed_address_limit();
+            (self.trim(usize::MAX) > 0).then(|| self.try_take_run(pages, align))?
+        };
+        taken.or_else(again)
     }
 
     fn try_take_run(&self, pages: u32, align: u32) -> Option<Taken> {

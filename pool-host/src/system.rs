@@ -4,6 +4,7 @@
 //! them.
 #![expect(unsafe_code, reason = "the system is called through C")]
 
+use crate::kernel;
 use crate::sync::atomic::AtomicU32;
 use once_cell::race::OnceBool;
 use std::ffi::{CStr, c_int, c_long};
@@ -142,14 +143,16 @@ pub(crate) fn name_thread(name: &CStr) {
 }
 
 /// Makes the system call `prctl`. Not by the C library's function, which the preloaded library
-/// replaces to learn what the program asks for.
+/// replaces to learn what the program asks for. Returns -1 for an error.
 ///
 /// # Safety
 ///
 /// As for the call: if the argument is an address, it may be used as the call does.
 pub(crate) unsafe fn prctl(what: c_int, argument: usize) -> c_long {
+    let what = usize::try_from(what).unwrap_or(usize::MAX);
     // SAFETY: as the caller says. The other arguments must be 0 for some calls.
-    unsafe { libc::syscall(libc::SYS_prctl, what, argument, 0, 0, 0) }
+    let result = unsafe { kernel::call(libc::SYS_prctl, [what, argument, 0, 0, 0, 0]) };
+    result.ok().and_then(|result| c_long::try_from(result).ok()).unwrap_or(-1)
 }
 
 /// Returns the memory of the machine in bytes.
@@ -182,31 +185,19 @@ fn setting(name: c_int) -> Option<u64> {
 
 /// Returns how many bytes this process may lock (`RLIMIT_MEMLOCK`); `None` if there is no limit.
 pub(crate) fn lock_limit_bytes() -> Option<u64> {
-    // SAFETY: `getrlimit` writes one `rlimit` to `limit`, a valid reference.
-    limit_by(|limit| unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, limit) })
+    kernel::limit(libc::RLIMIT_MEMLOCK)
 }
 
 /// Returns how many bytes of addresses this process may have (`RLIMIT_AS`); `None` if there is no
 /// limit.
 pub(crate) fn address_limit_bytes() -> Option<u64> {
-    // SAFETY: `getrlimit` writes one `rlimit` to `limit`, a valid reference.
-    limit_by(|limit| unsafe { libc::getrlimit(libc::RLIMIT_AS, limit) })
+    kernel::limit(libc::RLIMIT_AS)
 }
 
 /// Returns how many bytes of data this process may have (`RLIMIT_DATA`); `None` if there is no
 /// limit.
 pub(crate) fn data_limit_bytes() -> Option<u64> {
-    // SAFETY: `getrlimit` writes one `rlimit` to `limit`, a valid reference.
-    limit_by(|limit| unsafe { libc::getrlimit(libc::RLIMIT_DATA, limit) })
-}
-
-/// Returns the soft limit that `read` writes.
-///
-/// `read` is a closure because the type of a resource's number differs between C libraries.
-fn limit_by(read: impl FnOnce(&mut libc::rlimit) -> c_int) -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    let known = read(&mut limit) == 0;
-    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    kernel::limit(libc::RLIMIT_DATA)
 }
 
 /// Sleeps until [`wake`] is called for the word, a signal arrives, or `time` is over; not at all if
@@ -223,14 +214,15 @@ pub(crate) fn wait(word: &AtomicU32, value: u32, time: Option<Duration>) {
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let how = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the system reads the word, and `time` if it is not null; both live through the call.
-    keeping_errno(|| unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), how, value, time) });
+    keeping_errno(|| unsafe { kernel::futex(word.as_ptr(), how, value, time) });
 }
 
 /// Wakes threads that sleep in [`wait`] for a word, at most so many.
 pub(crate) fn wake(word: &AtomicU32, threads: i32) {
+    let threads = u32::try_from(threads).unwrap_or(0);
     let how = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the system uses the address of the word only to find who sleeps.
-    keeping_errno(|| unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), how, threads) });
+    keeping_errno(|| unsafe { kernel::futex(word.as_ptr(), how, threads, std::ptr::null()) });
 }
 
 /// Returns the number of the calling thread.

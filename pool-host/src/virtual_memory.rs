@@ -3,7 +3,7 @@
 //! A mapping has no memory behind it until the program writes to it.
 #![expect(unsafe_code, reason = "the system is called through C")]
 
-use crate::system;
+use crate::{kernel, system};
 use pool_core::port::Limit;
 use pool_core::{DeviceError, Why};
 use std::ops::Range;
@@ -12,9 +12,8 @@ use std::ptr::{self, NonNull};
 /// The call that maps, where it is not refused for another reason.
 const MMAP: &str = "mmap";
 
-fn refused(why: Why, call: &'static str) -> DeviceError {
-    let code = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-    DeviceError::new(why, call).code(code.into())
+fn refused(why: Why, call: &'static str, error: i32) -> DeviceError {
+    DeviceError::new(why, call).code(error.into())
 }
 
 /// Maps `bytes` bytes of readable and writable addresses, and returns the base and the size.
@@ -23,10 +22,7 @@ fn refused(why: Why, call: &'static str) -> DeviceError {
 pub(crate) fn map(bytes: u64) -> Result<(NonNull<u8>, usize), DeviceError> {
     let too_large = DeviceError::new(Why::TooLarge, "mmap");
     let bytes = usize::try_from(bytes).map_err(|_| too_large)?;
-    let base = map_pages(bytes).ok_or_else(|| {
-        let refused = refused(Why::OutOfMemory, "mmap");
-        DeviceError::new(refused.why, reason()).code(refused.code)
-    })?;
+    let base = map_pages(bytes).map_err(|error| refused(Why::OutOfMemory, reason(), error))?;
     Ok((base, bytes))
 }
 
@@ -43,7 +39,7 @@ pub(crate) fn reserve(bytes: u64) -> Result<(NonNull<u8>, usize), DeviceError> {
     if !cfg!(miri) {
         // A refusal makes core dumps larger, and is ignored.
         // SAFETY: `map` just mapped these bytes. This advice changes no contents.
-        let _ = unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTDUMP) };
+        let _ = unsafe { kernel::advise(base.as_ptr(), bytes, libc::MADV_DONTDUMP) };
     }
     Ok((base, bytes))
 }
@@ -56,10 +52,10 @@ pub(crate) fn reserve(bytes: u64) -> Result<(NonNull<u8>, usize), DeviceError> {
 /// The range lies in one mapping from [`reserve`].
 pub(crate) unsafe fn dump(base: NonNull<u8>, bytes: usize) -> bool {
     // SAFETY: the caller guarantees that the range is mapped. This advice changes no contents.
-    cfg!(miri) || unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DODUMP) } == 0
+    cfg!(miri) || unsafe { kernel::advise(base.as_ptr(), bytes, libc::MADV_DODUMP) }.is_ok()
 }
 
-fn map_pages(bytes: usize) -> Option<NonNull<u8>> {
+fn map_pages(bytes: usize) -> Result<NonNull<u8>, i32> {
     // Miri has no overcommit and does not support the flag.
     map_with(bytes, if cfg!(miri) { 0 } else { libc::MAP_NORESERVE })
 }
@@ -67,16 +63,16 @@ fn map_pages(bytes: usize) -> Option<NonNull<u8>> {
 /// Maps readable and writable addresses whose memory the system promises as far as it does for
 /// `malloc`: it may refuse more than there is.
 pub(crate) fn map_promised(bytes: usize) -> Option<NonNull<u8>> {
-    map_with(bytes, 0)
+    map_with(bytes, 0).ok()
 }
 
-fn map_with(bytes: usize, promise: i32) -> Option<NonNull<u8>> {
+/// Returns the number of the system's error if it refuses the mapping.
+fn map_with(bytes: usize, promise: i32) -> Result<NonNull<u8>, i32> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    let sort = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | promise;
     // SAFETY: without an address and without `MAP_FIXED`, the system chooses unused addresses, so
     // no existing mapping changes.
-    let base = unsafe { libc::mmap(ptr::null_mut(), bytes, access, sort, -1, 0) };
-    if base == libc::MAP_FAILED { None } else { NonNull::new(base.cast()) }
+    let base = unsafe { kernel::map(ptr::null_mut(), bytes, access, promise) }?;
+    NonNull::new(base).ok_or(libc::ENOMEM)
 }
 
 /// Returns the text for an `mmap` that failed. Under strict overcommit every mapped byte counts as
@@ -97,8 +93,8 @@ fn reason() -> &'static str {
 /// [`map`], [`map_promised`] or [`reserve`] mapped these bytes, and no code uses the range again.
 pub(crate) unsafe fn unmap(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceError> {
     // SAFETY: the caller guarantees that this is a whole mapping that is not used again.
-    let done = unsafe { libc::munmap(base.as_ptr().cast(), bytes) };
-    if done == 0 { Ok(()) } else { Err(refused(Why::Other, "munmap")) }
+    let done = unsafe { kernel::unmap(base.as_ptr(), bytes) };
+    done.map_err(|error| refused(Why::Other, "munmap", error))
 }
 
 /// Gives the memory behind an address range back to the system. The range stays mapped and reads as
@@ -109,8 +105,8 @@ pub(crate) unsafe fn unmap(base: NonNull<u8>, bytes: usize) -> Result<(), Device
 /// The range lies in one mapping from [`map`] or [`reserve`], and no code relies on its contents.
 pub(crate) unsafe fn forget(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceError> {
     // SAFETY: the caller guarantees that the range is mapped and that its contents may be lost.
-    let done = unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTNEED) };
-    if done == 0 { Ok(()) } else { Err(refused(Why::Other, "madvise")) }
+    let done = unsafe { kernel::advise(base.as_ptr(), bytes, libc::MADV_DONTNEED) };
+    done.map_err(|error| refused(Why::Other, "madvise", error))
 }
 
 /// Returns offset and size of `range` if it lies inside `bytes` bytes.
@@ -131,8 +127,9 @@ pub(crate) fn inside(
 /// allocator may use it.
 pub(crate) fn zeroed<T: Zeroed>(count: usize) -> Option<&'static [T]> {
     let bytes = count.checked_mul(size_of::<T>())?;
-    let base = map_pages(bytes)?;
-    // SAFETY: `map_pages` returned a fresh mapping of `count * size_of::<T>()` zero bytes, aligned
+    // As the C library maps memory: a sandbox may permit nothing else.
+    let base = map_promised(bytes)?;
+    // SAFETY: `map_promised` returned a fresh mapping of `count * size_of::<T>()` zero bytes, aligned
     // to a page. `Zeroed` guarantees that zero bytes are a valid `T` and that a page is aligned
     // enough. The mapping is never unmapped, and no other code knows its address.
     Some(unsafe { std::slice::from_raw_parts(base.cast().as_ptr(), count) })
@@ -162,7 +159,8 @@ pub(crate) unsafe fn lock(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceE
     if unsafe { libc::mlock(base.as_ptr().cast(), bytes) } == 0 {
         return Ok(());
     }
-    let refused = refused(Why::Other, "mlock");
+    let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+    let refused = refused(Why::Other, "mlock", error);
     let at_limit = [libc::ENOMEM, libc::EPERM, libc::EAGAIN].map(i64::from);
     Err(match system::lock_limit_bytes() {
         Some(limit) if at_limit.contains(&refused.code) => {
@@ -179,7 +177,7 @@ pub(crate) unsafe fn lock(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceE
 /// `bytes` is a multiple of `page`. Returns `None` if the system has no memory, or refuses the
 /// protection: each guard is a mapping, of which a process can have `vm.max_map_count`.
 pub(crate) fn with_guard(bytes: usize, page: usize) -> Option<NonNull<u8>> {
-    let base = map_pages(bytes.checked_add(page)?)?;
+    let base = map_pages(bytes.checked_add(page)?).ok()?;
     let address = base.as_ptr().expose_provenance();
     // SAFETY: the last page of what was just mapped.
     if unsafe { forbid(address + bytes, page) } {
@@ -197,9 +195,9 @@ pub(crate) fn with_guard(bytes: usize, page: usize) -> Option<NonNull<u8>> {
 ///
 /// They are of [`with_guard`], and no code uses them from now on.
 pub(crate) unsafe fn forbid(address: usize, bytes: usize) -> bool {
-    let base = ptr::with_exposed_provenance_mut::<libc::c_void>(address);
+    let base = ptr::with_exposed_provenance_mut(address);
     // SAFETY: as the caller says. Later accesses fault.
-    unsafe { libc::mprotect(base, bytes, libc::PROT_NONE) == 0 }
+    unsafe { kernel::protect(base, bytes, libc::PROT_NONE) }.is_ok()
 }
 
 /// Unmaps pages of [`with_guard`] after [`forbid`]. `bytes` includes the guard page.
@@ -208,11 +206,11 @@ pub(crate) unsafe fn forbid(address: usize, bytes: usize) -> bool {
 ///
 /// It is a whole mapping of [`with_guard`], and no code uses it from now on.
 pub(crate) unsafe fn unmap_guarded(address: usize, bytes: usize) {
-    let base = ptr::with_exposed_provenance_mut::<libc::c_void>(address);
+    let base = ptr::with_exposed_provenance_mut(address);
     // SAFETY: as the caller says.
-    if unsafe { libc::munmap(base, bytes) } != 0 {
+    if unsafe { kernel::unmap(base, bytes) }.is_err() {
         // The addresses are lost, since the mapping would have to be split and there are too many.
         // SAFETY: as the caller says; the contents may go.
-        let _ = unsafe { libc::madvise(base, bytes, libc::MADV_DONTNEED) };
+        let _ = unsafe { kernel::advise(base, bytes, libc::MADV_DONTNEED) };
     }
 }

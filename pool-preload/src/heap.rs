@@ -32,7 +32,8 @@ pub(crate) fn own(block: *mut u8) -> Option<NonNull<u8>> {
 const LARGEST: usize = 1 << 38;
 
 /// Returns what a request of the C library for so many bytes returns. If that has no memory, what the
-/// heap has cached goes back to the system, and the request is made once more.
+/// heap has cached goes back to the system, and the request is made once more; then also the addresses
+/// that it has reserved, if the process may have few.
 #[cold]
 pub(crate) fn or_trim(bytes: usize, request: impl Fn() -> *mut u8) -> *mut u8 {
     let block = request();
@@ -43,8 +44,7 @@ pub(crate) fn or_trim(bytes: usize, request: impl Fn() -> *mut u8) -> *mut u8 {
 #[inline(never)]
 fn after_trim(bytes: usize, request: &dyn Fn() -> *mut u8) -> *mut u8 {
     // `trim` keeps `errno`, which the refusal has set.
-    if bytes > LARGEST || HEAP.trim(u64::MAX) == 0 {
-        return ptr::null_mut();
-    }
-    request()
+    let goes = bytes <= LARGEST && HEAP.trim(u64::MAX) > 0;
+    let block = if goes { request() } else { ptr::null_mut() };
+    if block.is_null() && bytes <= LARGEST && HEAP.give_up_addresses() { request() } else { block }
 }

@@ -12,7 +12,8 @@
 //!   cpp.rs        operator new and delete, in all forms
 //!   heap.rs       the heap of the process
 //!   libc_next.rs  the C library's own functions
-//!   sandbox.rs    prctl, by which a program tells that it limits its system calls
+//!   sandbox.rs    prctl, setrlimit, prlimit, by which a program tells that it limits its system calls or
+//!                 its memory
 //!   start.rs      reads the settings when the library is loaded
 //!   unwinder.rs   for glibc 2.34
 //! ```

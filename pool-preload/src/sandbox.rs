@@ -1,7 +1,7 @@
-//! Notices that the program is about to limit its system calls.
+//! Notices that the program is about to limit its system calls, and that it has limited its memory.
 
 use crate::heap::HEAP;
-use libc::{c_int, c_ulong};
+use libc::{c_int, c_uint, c_ulong};
 
 /// Does what the C library's function does: one system call. Before the program gives up further
 /// privileges, which it must before it installs a filter of system calls unless it is privileged,
@@ -20,7 +20,9 @@ pub(crate) unsafe extern "C" fn prctl(
 ) -> c_int {
     // A filter at address 0 is a question whether there are filters.
     let is_filter = what == libc::PR_SET_SECCOMP && (second == 1 || third != 0);
-    if is_filter || what == libc::PR_SET_NO_NEW_PRIVS && second == 1 {
+    if what == libc::PR_SET_SECCOMP && second == c_ulong::from(libc::SECCOMP_MODE_STRICT) {
+        HEAP.enter_strict_sandbox();
+    } else if is_filter || what == libc::PR_SET_NO_NEW_PRIVS && second == 1 {
         HEAP.enter_sandbox();
     }
     // SAFETY: as the caller says. The C library's function has a variable number of arguments, all
@@ -28,4 +30,70 @@ pub(crate) unsafe extern "C" fn prctl(
     let result = unsafe { libc::syscall(libc::SYS_prctl, what, second, third, fourth, fifth) };
     // The system returns an int.
     c_int::try_from(result).unwrap_or(-1)
+}
+
+/// Does what the C library's function does: one system call. The heap heeds the limit if it is one of
+/// this process.
+///
+/// # Safety
+///
+/// As for the C library's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn prlimit64(
+    process: libc::pid_t,
+    resource: c_uint,
+    limit: *const libc::rlimit64,
+    before: *mut libc::rlimit64,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let result = unsafe { libc::syscall(libc::SYS_prlimit64, process, resource, limit, before) };
+    let counts = resource == libc::RLIMIT_AS || resource == libc::RLIMIT_DATA;
+    // SAFETY: `getpid` has no preconditions.
+    let is_own = || process == 0 || process == unsafe { libc::getpid() };
+    if result == 0 && counts && !limit.is_null() && is_own() {
+        HEAP.heed_limits();
+    }
+    // The system returns an int.
+    c_int::try_from(result).unwrap_or(-1)
+}
+
+/// Does what [`prlimit64`] does. The types are the same where a word has 64 bits.
+///
+/// # Safety
+///
+/// As for the C library's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn prlimit(
+    process: libc::pid_t,
+    resource: c_uint,
+    limit: *const libc::rlimit64,
+    before: *mut libc::rlimit64,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { prlimit64(process, resource, limit, before) }
+}
+
+/// Does what [`prlimit64`] does, for this process.
+///
+/// # Safety
+///
+/// As for the C library's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn setrlimit(resource: c_uint, limit: *const libc::rlimit64) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { prlimit64(0, resource, limit, std::ptr::null_mut()) }
+}
+
+/// Does what [`setrlimit`] does.
+///
+/// # Safety
+///
+/// As for the C library's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn setrlimit64(
+    resource: c_uint,
+    limit: *const libc::rlimit64,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { prlimit64(0, resource, limit, std::ptr::null_mut()) }
 }

@@ -1,6 +1,7 @@
 //! Files of the system, read without an allocation.
 #![expect(unsafe_code, reason = "files are read through C")]
 
+use crate::kernel;
 use std::ffi::CStr;
 
 /// Bytes of a path, with its final zero byte. A longer path is not read.
@@ -24,22 +25,15 @@ impl Path {
 /// Reads the first bytes of a file, at most as many as `text` has; `None` if it cannot be opened.
 pub(crate) fn read<'t>(path: &Path, text: &'t mut [u8]) -> Option<&'t [u8]> {
     let path = CStr::from_bytes_until_nul(&path.0).ok()?;
-    // SAFETY: `path` is a `CStr`, so it ends with a zero byte.
-    let file = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-    if file < 0 {
-        return None;
-    }
+    let file = kernel::open(path)?;
     let mut len = 0;
     while len < text.len() {
-        let rest = &mut text[len..];
-        // SAFETY: `rest` is a mutable slice, so `read` may write `rest.len()` bytes to it.
-        let read = unsafe { libc::read(file, rest.as_mut_ptr().cast(), rest.len()) };
-        match usize::try_from(read) {
-            Ok(0) | Err(_) => break,
-            Ok(read) => len += read,
+        match kernel::read(file, &mut text[len..]) {
+            Some(0) | None => break,
+            Some(read) => len += read,
         }
     }
     // SAFETY: `open` returned this descriptor above, and it is not used after this call.
-    unsafe { libc::close(file) };
+    unsafe { kernel::close(file) };
     Some(&text[..len])
 }

@@ -103,6 +103,19 @@ pub(super) fn enter_sandbox() {
     all().for_each(|heap| heap.pages.be_quiet());
 }
 
+/// Does the same, and has no heap give memory back.
+pub(super) fn enter_strict_sandbox() {
+    if !is_vfork_child() {
+        enter_sandbox();
+        all().for_each(|heap| heap.pages.be_silent());
+    }
+}
+
+/// Has all heaps heed limits that the program has set.
+pub(super) fn heed_limits() {
+    all().for_each(|heap| heap.pages.heed_limits());
+}
+
 /// Registers handlers that hold the locks of all heaps over a fork, so that the child finds them
 /// consistent.
 fn watch_forks() -> bool {

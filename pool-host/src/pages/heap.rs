@@ -1,10 +1,11 @@
 //! The state under the lock of the pages: it chooses the run for a request, and grows blocks in
 //! place.
 
+use super::PAGE;
 use super::mapping::Mapping;
 use super::need::Need;
 use super::page::PageState;
-use super::runs::{Run, Runs};
+use super::runs::{FreeSpan, Run, Runs};
 use super::space::Space;
 use std::ops::Range;
 
@@ -100,6 +101,30 @@ impl Heap {
         if let Some(space) = &mut self.space {
             space.close(first..first + pages, clean, mapping);
         }
+    }
+
+    /// Shortens the range to `most` bytes, or as far as no block is in the way. `publish` gets its bytes
+    /// before others can have what is left out. Returns whether any is.
+    pub(super) fn shorten(
+        &mut self,
+        most: usize,
+        mapping: &Mapping,
+        publish: impl FnOnce(usize),
+    ) -> bool {
+        let Some(space) = &mut self.space else { return false };
+        let (end, clean) = (self.runs.end(), self.runs.clean_at_end());
+        let needed = clean.map_or(end, |run| run.first) as usize * PAGE;
+        let kept = needed.max(most).max(1).next_multiple_of(Space::CHUNK);
+        if kept >= space.bytes {
+            return false;
+        }
+        let first = u32::try_from(kept / PAGE).unwrap_or(u32::MAX);
+        if let Some(run) = clean.filter(|_| first < end) {
+            // They stay used for good.
+            self.runs.take_span(FreeSpan { first: run.first, end }, first, end - first);
+        }
+        space.shorten(kept, mapping, publish);
+        true
     }
 
     /// Extends the range by at least `pages` pages; does nothing for 0. Returns `None` if

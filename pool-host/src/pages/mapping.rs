@@ -6,18 +6,20 @@
 //! next `mmap` of another thread might have got.
 //!
 //! A program that limits its own calls to the system permits `mmap` if it allocates at all. Once it
-//! has said that it does so ([`Mapping::be_quiet`]), nothing else is called but `mremap`.
+//! has said that it does so ([`Mapping::be_quiet`]), nothing else is called, and only with arguments
+//! that the C library's functions have too: private memory without a file, without access or readable
+//! and writable, at an address of ours (`MAP_FIXED`) or not.
+//!
+//! A call that is refused may have unmapped its destination. The addresses are reserved again, or
+//! else stay unused for good: another thread may have got them.
 #![expect(unsafe_code, reason = "the system is called through C")]
 
 use super::PAGE;
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use crate::{stderr, system};
+use crate::{kernel, system};
 use libc::c_int;
 use std::ptr;
 
-/// The most mappings of a block that are moved. Each move of a block that grows adds one; a copy
-/// makes them one again.
-const PIECES: usize = 8;
 const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// What became of memory that was to go back.
@@ -31,13 +33,17 @@ pub(super) enum Forgotten {
     Not,
 }
 
-/// What became of memory that was to move.
+/// What became of memory that was to move, and of its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Transfer {
-    /// The bytes that have moved, the first ones.
-    pub(super) moved: usize,
-    /// The bytes of the destination behind them that must be opened before they are used.
-    pub(super) closed: usize,
+pub(super) enum Moved {
+    /// It moved.
+    Yes,
+    /// Nothing has changed.
+    No,
+    /// It is where it was. The destination must be opened before it is used.
+    Closed,
+    /// It is where it was. The destination may be another's: no code may use it.
+    Lost,
 }
 
 /// How addresses are mapped.
@@ -45,8 +51,13 @@ pub(super) struct Transfer {
 pub(super) struct Mapping {
     /// Whether blocks may use huge pages.
     huge: AtomicBool,
-    /// Whether the system is called by `mmap` and `mremap` only.
+    /// Whether the system is called by `mmap` only.
     is_quiet: AtomicBool,
+    /// Whether no memory goes back.
+    is_silent: AtomicBool,
+    /// Whether the system has left a hole that could not be filled: no memory is moved, and after a
+    /// refusal to open addresses none are opened.
+    is_holed: AtomicBool,
     /// Whether what the program did to pages may stay when their memory goes back.
     keeps_advice: AtomicBool,
 }
@@ -57,6 +68,8 @@ impl Mapping {
         Self {
             huge: AtomicBool::new(false),
             is_quiet: AtomicBool::new(false),
+            is_silent: AtomicBool::new(false),
+            is_holed: AtomicBool::new(false),
             keeps_advice: AtomicBool::new(false),
         }
     }
@@ -72,12 +85,24 @@ impl Mapping {
         self.keeps_advice.store(true, Relaxed);
     }
 
-    /// Calls the system by `mmap` and `mremap` only from now on.
+    /// Calls the system by `mmap` only from now on.
     pub(super) fn be_quiet(&self) {
         self.is_quiet.store(true, Relaxed);
     }
 
-    /// Returns whether the system is called by `mmap` and `mremap` only.
+    /// Calls the system from now on only where there is no block for a request: no memory goes back.
+    pub(super) fn be_silent(&self) {
+        self.is_silent.store(true, Relaxed);
+        self.be_quiet();
+    }
+
+    /// Returns how many bytes of addresses the process may have; `None` if there is no limit, or the
+    /// system may not be asked.
+    pub(super) fn address_limit(&self) -> Option<u64> {
+        if self.is_quiet() { None } else { system::address_limit_bytes() }
+    }
+
+    /// Returns whether the system is called by `mmap` only.
     pub(super) fn is_quiet(&self) -> bool {
         self.is_quiet.load(Relaxed)
     }
@@ -88,12 +113,18 @@ impl Mapping {
     pub(super) fn reserve(&self, bytes: usize) -> Option<*mut u8> {
         // SAFETY: the address is null and `MAP_FIXED` is not set, so the system chooses unused
         // addresses and no existing mapping changes.
-        let base = unsafe { map(ptr::null_mut(), bytes, libc::PROT_NONE, 0) };
+        let base = unsafe { map(ptr::null_mut(), bytes, libc::PROT_NONE, self.unpromised()) };
         if let Some(base) = base {
             // SAFETY: `map` just mapped these bytes.
             unsafe { self.advise_reserved(base, bytes) };
         }
         base
+    }
+
+    /// Returns the flag with which the C library reserves addresses, for the filter of a sandbox.
+    /// Without access, no memory is promised anyway.
+    fn unpromised(&self) -> c_int {
+        if self.is_quiet() { libc::MAP_NORESERVE } else { 0 }
     }
 
     /// Gives the advice for reserved addresses. Core dumps leave them out: gdb's `gcore` would write
@@ -122,25 +153,36 @@ impl Mapping {
         unsafe { self.advise(start, bytes, advice) };
     }
 
-    /// Reserves addresses again that a refused call may have left without a mapping; with `is_gone` it
-    /// has. If another thread has got them since, the process ends: each of the two would use the
-    /// memory of the other.
+    /// Unmaps reserved addresses.
+    ///
+    /// # Safety
+    ///
+    /// No code uses them, or has an address there that it takes for one of this reservation.
+    pub(super) unsafe fn give_up(&self, start: *mut u8, bytes: usize) {
+        // SAFETY: as the caller says. If the system refuses, they stay reserved.
+        let _ = unsafe { kernel::unmap(start, bytes) };
+    }
+
+    /// Reserves addresses again that a refused call may have left without a mapping. Returns whether
+    /// it had.
+    ///
+    /// Without `MAP_FIXED` no existing mapping changes: the system chooses other addresses if there is
+    /// one.
     ///
     /// # Safety
     ///
     /// The addresses are whole pages of a reservation.
-    unsafe fn reserve_again(&self, start: *mut u8, bytes: usize, is_gone: bool) {
-        let how = libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: with this flag, no existing mapping changes.
-        let base = unsafe { map(start, bytes, libc::PROT_NONE, how) };
-        if base == Some(start) {
+    unsafe fn reserve_again(&self, start: *mut u8, bytes: usize) -> bool {
+        // SAFETY: no existing mapping changes.
+        let base = unsafe { map(start, bytes, libc::PROT_NONE, self.unpromised()) };
+        match base {
             // SAFETY: `map` just mapped these bytes.
-            return unsafe { self.advise_reserved(start, bytes) };
+            Some(base) if base == start => unsafe { self.advise_reserved(start, bytes) },
+            // SAFETY: `map` just mapped these bytes, and no code knows of them.
+            Some(other) => unsafe { self.give_up(other, bytes) },
+            None => self.is_holed.store(true, Relaxed),
         }
-        if is_gone || base.is_some() || error() != Some(libc::EEXIST) {
-            stderr::say(&[b"bucketpool: the system has given reserved addresses away\n"]);
-            std::process::abort();
-        }
+        base == Some(start)
     }
 
     /// Makes reserved addresses readable and writable. Returns false, with nothing changed, if there
@@ -170,22 +212,24 @@ impl Mapping {
             return unsafe { self.open_quietly(start, bytes) };
         }
         // SAFETY: as the caller says.
-        unsafe { libc::mprotect(start.cast(), bytes, READ_WRITE) == 0 }
+        unsafe { kernel::protect(start, bytes, READ_WRITE) }.is_ok()
     }
 
-    /// Does what [`Mapping::open`] does by `mmap`. The memory is not promised, so that the system
-    /// refuses it only under strict overcommit.
+    /// Does what [`Mapping::open`] does by `mmap`.
     ///
     /// # Safety
     ///
     /// As for [`Mapping::open`].
     unsafe fn open_quietly(&self, start: *mut u8, bytes: usize) -> bool {
-        let how = libc::MAP_FIXED | libc::MAP_NORESERVE;
+        if self.is_holed.load(Relaxed) {
+            return false;
+        }
         // SAFETY: as the caller says.
-        let is_open = unsafe { map(start, bytes, READ_WRITE, how) }.is_some();
+        let is_open = unsafe { map(start, bytes, READ_WRITE, libc::MAP_FIXED) }.is_some();
         if !is_open {
+            // Before Linux 6.12 a refusal for want of memory leaves a hole.
             // SAFETY: as the caller says.
-            unsafe { self.reserve_again(start, bytes, false) };
+            unsafe { self.reserve_again(start, bytes) };
         }
         is_open
     }
@@ -197,6 +241,9 @@ impl Mapping {
     ///
     /// As for [`Mapping::open`], which must come before the next use of the addresses.
     pub(super) unsafe fn close(&self, start: *mut u8, bytes: usize) -> bool {
+        if self.is_silent.load(Relaxed) {
+            return false;
+        }
         system::keeping_errno(|| {
             // SAFETY: as the caller says.
             let closed = unsafe { map(start, bytes, libc::PROT_NONE, libc::MAP_FIXED) }.is_some();
@@ -215,6 +262,9 @@ impl Mapping {
     ///
     /// As for [`Mapping::open`].
     pub(super) unsafe fn forget(&self, start: *mut u8, bytes: usize) -> Forgotten {
+        if self.is_silent.load(Relaxed) {
+            return Forgotten::Not;
+        }
         // SAFETY: as the caller says.
         if self.keeps_advice.load(Relaxed) && unsafe { self.empty(start, bytes) } {
             return Forgotten::Open;
@@ -262,46 +312,76 @@ impl Mapping {
         system::keeping_errno(|| unsafe { self.advise(start, bytes, libc::MADV_FREE) });
     }
 
-    /// Moves the memory behind open addresses to other open addresses. What it leaves is open and
-    /// reads as zeroes. The thread's `errno` may change.
+    /// Returns whether memory may be moved.
+    pub(super) fn moves(&self) -> bool {
+        !self.is_quiet() && !self.is_holed.load(Relaxed)
+    }
+
+    /// Moves the memory behind open addresses, which are one mapping, to other open addresses. What it
+    /// leaves is open and reads as zeroes. The thread's `errno` may change.
     ///
     /// # Safety
     ///
     /// As for [`Mapping::open`], for both places, but for the contents of `from`. They do not
-    /// overlap, and other pages of the reservation follow `from`.
-    pub(super) unsafe fn transfer(&self, from: *mut u8, to: *mut u8, bytes: usize) -> Transfer {
-        let mut moved = 0;
-        // SAFETY: as the caller says.
-        let (pieces, count) = unsafe { pieces(from, bytes) };
-        for piece in &pieces[..count] {
-            let (from, to) = (from.wrapping_add(moved), to.wrapping_add(moved));
-            // Beside `MREMAP_DONTUNMAP`, no other thread gets a mapping at what is left.
-            let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-            // SAFETY: as the caller says; no existing mapping but these two changes.
-            let done = unsafe { libc::mremap(from.cast(), *piece, *piece, how, to) };
-            if done != libc::MAP_FAILED {
-                moved += piece;
-                continue;
-            }
-            // Before Linux 5.7 nothing has changed; else the destination is gone.
-            let is_gone = error() != Some(libc::EINVAL);
-            if is_gone {
-                // SAFETY: as the caller says.
-                unsafe { self.reserve_again(to, *piece, true) };
-            }
-            return Transfer { moved, closed: if is_gone { *piece } else { 0 } };
+    /// overlap.
+    pub(super) unsafe fn transfer(&self, from: *mut u8, to: *mut u8, bytes: usize) -> Moved {
+        // Beside `MREMAP_DONTUNMAP`, no other thread gets a mapping at what is left.
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        // SAFETY: as the caller says; no existing mapping but these two changes.
+        let Err(error) = (unsafe { kernel::remap(from, bytes, bytes, how, to) }) else {
+            return Moved::Yes;
+        };
+        // Before Linux 5.7 it knows no such move. It refuses one for want of room in its tables before
+        // it changes anything, and for a limit on addresses or memory when the destination is unmapped.
+        // Advice that pages have already it refuses where there are none.
+        // SAFETY: as the caller says; the advice changes no contents.
+        if error == libc::EINVAL || unsafe { self.advise(to, bytes, libc::MADV_DODUMP) } {
+            return Moved::No;
         }
-        Transfer { moved, closed: 0 }
+        // SAFETY: as the caller says.
+        if unsafe { self.reserve_again(to, bytes) } {
+            return Moved::Closed;
+        }
+        self.is_holed.store(true, Relaxed);
+        Moved::Lost
     }
 
-    /// Gives advice, unless the system is called by `mmap` and `mremap` only. Returns whether it was taken.
+    /// Returns how many of these bytes are in the mapping of the first one; 0 if the system does not
+    /// tell.
+    ///
+    /// A move of several mappings is refused before Linux 6.17, when the destination is gone already. To
+    /// grow in place is refused with another error for one mapping than for several, and never succeeds
+    /// here.
+    ///
+    /// # Safety
+    ///
+    /// The addresses are open, and other pages of the reservation follow them.
+    pub(super) unsafe fn piece(&self, from: *mut u8, bytes: usize) -> usize {
+        let is_one = |length: usize| {
+            // SAFETY: there is no room behind these addresses, so nothing changes.
+            let grown = unsafe { kernel::remap(from, length, length + PAGE, 0, ptr::null_mut()) };
+            grown == Err(libc::ENOMEM)
+        };
+        if is_one(bytes) {
+            return bytes;
+        }
+        // `short` is one mapping, and `long` is not.
+        let (mut short, mut long) = (0, bytes / PAGE);
+        while long - short > 1 {
+            let middle = usize::midpoint(short, long);
+            if is_one(middle * PAGE) { short = middle } else { long = middle }
+        }
+        short * PAGE
+    }
+
+    /// Gives advice, unless the system is called by `mmap` only. Returns whether it was taken.
     ///
     /// # Safety
     ///
     /// The addresses are mapped, and no thread needs the contents that this advice may change.
     unsafe fn advise(&self, start: *mut u8, bytes: usize, advice: c_int) -> bool {
         // SAFETY: as the caller says. Systems that do not know an advice refuse it.
-        !self.is_quiet() && unsafe { libc::madvise(start.cast(), bytes, advice) == 0 }
+        !self.is_quiet() && unsafe { kernel::advise(start, bytes, advice) }.is_ok()
     }
 }
 
@@ -311,52 +391,6 @@ impl Mapping {
 ///
 /// With `MAP_FIXED` in `how`, no code needs what is mapped there.
 unsafe fn map(start: *mut u8, bytes: usize, access: c_int, how: c_int) -> Option<*mut u8> {
-    let how = how | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: as the caller says.
-    let base = unsafe { libc::mmap(start.cast(), bytes, access, how, -1, 0) };
-    (base != libc::MAP_FAILED).then_some(base.cast())
-}
-
-/// Returns the lengths of the mappings in which these addresses are, and how many they are; 0 if
-/// they are more than [`PIECES`], or the system does not tell.
-///
-/// Before Linux 6.17 a move of several mappings is refused when the destination is gone already, so
-/// they move one by one. To grow in place is refused with another error for one mapping than for
-/// several, and never succeeds here.
-///
-/// # Safety
-///
-/// The addresses are open, and other pages of the reservation follow them.
-unsafe fn pieces(from: *mut u8, bytes: usize) -> ([usize; PIECES], usize) {
-    let is_one = |at: usize, length: usize| {
-        let start = from.wrapping_add(at).cast();
-        // SAFETY: there is no room behind these addresses, so nothing changes.
-        unsafe { libc::mremap(start, length, length + PAGE, 0) };
-        error() == Some(libc::ENOMEM)
-    };
-    let (mut pieces, mut at) = ([0; PIECES], 0);
-    for count in 0..PIECES {
-        let rest = bytes - at;
-        // The longest length that is one mapping: `short` is, and `long` is not.
-        let (mut short, mut long) = (0, rest / PAGE);
-        if is_one(at, rest) {
-            pieces[count] = rest;
-            return (pieces, count + 1);
-        }
-        while long - short > 1 {
-            let middle = usize::midpoint(short, long);
-            if is_one(at, middle * PAGE) { short = middle } else { long = middle }
-        }
-        if short == 0 {
-            break;
-        }
-        pieces[count] = short * PAGE;
-        at += short * PAGE;
-    }
-    (pieces, 0)
-}
-
-/// Returns the number of the last error of a system call.
-fn error() -> Option<i32> {
-    std::io::Error::last_os_error().raw_os_error()
+    unsafe { kernel::map(start, bytes, access, how) }.ok()
 }

@@ -7,7 +7,7 @@
 #![expect(unsafe_code, reason = "blocks are addresses in a range that the system reserved")]
 
 use super::deferred::Deferral;
-use super::mapping::Transfer;
+use super::mapping::Moved;
 use super::{LARGEST, PAGE, Pages, Taken};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::system;
@@ -24,6 +24,21 @@ const MOVES_FROM: usize = 1 << 20;
 /// them, which takes about 60 us for 1 MiB. By that rule Arrow's builders take a fifth less time, with
 /// two fifths more resident memory.
 const MOVES_ANYWHERE_FROM: usize = 4 << 20;
+/// Bytes of a mapping from which on it moves in any case. A shorter one moves if it is half of its block.
+/// Each that moves is one mapping more in the process, which has 65 530; a copied one is none.
+const LONG: usize = 4 << 20;
+/// Mappings of a block that may move. What is behind them is copied.
+const LOOKS: u32 = 8;
+/// Pages of zeroes that are not copied to pages with memory: these lose it.
+const EMPTIED: usize = 16;
+
+/// How the contents of a block came to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contents {
+    Copied,
+    /// Some of its memory has moved.
+    Moved,
+}
 
 impl Pages {
     /// Resizes a block in place to at least `bytes` bytes. Returns false if that is not possible;
@@ -98,42 +113,83 @@ impl Pages {
         if unsafe { self.resize(block, bytes) } {
             return Some(block);
         }
-        let to = self.take_to_grow(bytes, align)?;
-        let ((first, pages), (to_first, to_pages)) = (self.run_of(block), self.run_of(to.block));
-        let length = pages as usize * PAGE;
-        let mut transfer = Transfer { moved: 0, closed: 0 };
-        let moves_from = if to.zeroed { MOVES_FROM } else { MOVES_ANYWHERE_FROM };
-        if length >= moves_from && pages <= to_pages {
-            // SAFETY: the caller owns both blocks, and uses the old one no more unless nothing has
-            // moved. The new one has at least as many pages, and no contents that are needed. Both
-            // are in use, so they do not overlap. The range ends with reserved addresses.
-            transfer = unsafe { self.mapping.transfer(block, to.block, length) };
-        }
-        let Transfer { moved, closed } = transfer;
-        let rest = to.block.wrapping_add(moved);
-        // SAFETY: the new block is the caller's, and its contents from here on are not needed.
-        if closed > 0 && !unsafe { self.mapping.open(rest, closed) } {
-            self.trim(usize::MAX);
-            // SAFETY: as above.
-            if !unsafe { self.mapping.open(rest, closed) } {
-                assert_eq!(moved, 0, "no memory for the rest of a block of which a part has moved");
-                self.give_emptied(to_first, to_pages);
-                return None;
+        self.heed_address_limit();
+        let mut to = self.take_to_grow(bytes, align)?;
+        // SAFETY: the caller guarantees that it owns the block, and that both hold `kept` bytes.
+        let contents = match unsafe { self.transfer(block, kept, to) } {
+            Some(contents) => contents,
+            None => {
+                to = self.take_to_grow(bytes, align)?;
+                // SAFETY: as above. They do not overlap, since both are in use.
+                unsafe { self.copy(block, to, kept, kept >= MOVES_FROM) };
+                Contents::Copied
             }
-        }
-        if moved < kept {
-            let to = Taken { block: rest, ..to };
-            // SAFETY: the caller guarantees that both blocks hold `kept` bytes. They do not
-            // overlap, since both are in use.
-            unsafe { copy(block.wrapping_add(moved), to, kept - moved) };
-        }
-        if moved > 0 {
+        };
+        if contents == Contents::Moved {
+            let (first, pages) = self.run_of(block);
             self.give_emptied(first, pages);
         } else {
             // SAFETY: the caller owns the block and uses only the result.
             unsafe { self.give(block) };
         }
         Some(to.block)
+    }
+
+    /// Brings the contents of a block to another one that holds as much: the memory of long pieces moves,
+    /// and the rest is copied. `None` if the other block cannot be used any more, and then no code may;
+    /// the block has its contents.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns both blocks, and both hold `kept` bytes.
+    unsafe fn transfer(&self, block: *mut u8, kept: usize, to: Taken) -> Option<Contents> {
+        let ((_, pages), (to_first, to_pages)) = (self.run_of(block), self.run_of(to.block));
+        let length = pages as usize * PAGE;
+        let moves_from = if to.zeroed { MOVES_FROM } else { MOVES_ANYWHERE_FROM };
+        let moves = length >= moves_from && pages <= to_pages && self.mapping.moves();
+        let mut looks = if moves { LOOKS } else { 0 };
+        let (mut at, mut contents) = (0, Contents::Copied);
+        while at < kept {
+            let (from, into) = (block.wrapping_add(at), to.block.wrapping_add(at));
+            let rest = length - at;
+            // SAFETY: the caller owns the block. The range ends with reserved addresses.
+            let piece = if looks > 0 { unsafe { self.mapping.piece(from, rest) } } else { 0 };
+            looks = looks.saturating_sub(1);
+            let how = if piece > 0 && piece >= LONG.min(length / 2) {
+                // SAFETY: the caller owns both blocks, and uses of both only what this function leaves
+                // it. Both hold so many bytes behind `at`, and they do not overlap.
+                unsafe { self.mapping.transfer(from, into, piece) }
+            } else {
+                Moved::No
+            };
+            // SAFETY: what has not moved is not needed in the destination.
+            let open = || unsafe { self.mapping.open(into, piece) };
+            let zeroed = match how {
+                Moved::Yes | Moved::No => to.zeroed,
+                Moved::Closed if open() || (self.trim(usize::MAX) > 0 && open()) => true,
+                Moved::Closed | Moved::Lost => {
+                    // SAFETY: the destination has what was before `at`. The block has it too, or else
+                    // zeroes where memory has moved.
+                    unsafe { self.copy(to.block, Taken { block, zeroed: true }, at, true) };
+                    // SAFETY: the caller owns these pages, and needs their contents no more.
+                    unsafe { self.mapping.empty(to.block, at) };
+                    // So it stays used for good.
+                    self.release_later(to_first, Deferral::EmptiedClosed);
+                    return None;
+                }
+            };
+            let end = if piece > 0 { at + piece } else { length };
+            if how == Moved::Yes {
+                contents = Contents::Moved;
+            } else {
+                let to = Taken { block: into, zeroed };
+                // SAFETY: the caller guarantees that both blocks hold `kept` bytes. They do not
+                // overlap, since both are in use.
+                unsafe { self.copy(from, to, end.min(kept) - at, length >= MOVES_FROM) };
+            }
+            at = end;
+        }
+        Some(contents)
     }
 
     /// Takes a block to which the contents of a block that cannot grow in place will move, with
@@ -146,28 +202,49 @@ impl Pages {
         self.links(first as usize).set_room(pages - asked);
         Some(taken)
     }
-}
 
-/// Copies the first bytes of a block. What is zero is not written to a block of zeroes, so that
-/// pages without memory get none.
-///
-/// # Safety
-///
-/// Both blocks hold `bytes` bytes, the caller owns them, and they do not overlap.
-unsafe fn copy(from: *const u8, to: Taken, bytes: usize) {
-    if !to.zeroed {
-        // SAFETY: as the caller says.
-        return unsafe { to.block.copy_from_nonoverlapping(from, bytes) };
-    }
-    for at in (0..bytes).step_by(PAGE) {
-        let (from, length) = (from.wrapping_add(at), PAGE.min(bytes - at));
-        // SAFETY: these bytes are in the block, which the caller owns and nothing writes meanwhile.
-        // A block of the program may hold bytes that it has not written, but the system has: its
-        // pages came from `mmap`.
-        let page = unsafe { slice::from_raw_parts(from, length) };
-        if page.iter().any(|byte| *byte != 0) {
+    /// Copies the first bytes of a block. A page of zeroes is not written to a block of zeroes, so that
+    /// it gets no memory there, and many of them, of a long block, take the memory from another one.
+    ///
+    /// # Safety
+    ///
+    /// Both blocks hold `bytes` bytes, the caller owns them, and they do not overlap.
+    unsafe fn copy(&self, from: *const u8, to: Taken, bytes: usize, is_long: bool) {
+        if !to.zeroed && !is_long {
             // SAFETY: as the caller says.
-            unsafe { ptr::copy_nonoverlapping(from, to.block.wrapping_add(at), length) };
+            return unsafe { to.block.copy_from_nonoverlapping(from, bytes) };
+        }
+        let is_zero_at = |at: usize| {
+            let (from, length) = (from.wrapping_add(at), PAGE.min(bytes - at));
+            // SAFETY: these bytes are in the block, which the caller owns and nothing writes meanwhile.
+            // A block of the program may hold bytes that it has not written, but the system has: its
+            // pages came from `mmap`.
+            is_zero(unsafe { slice::from_raw_parts(from, length) })
+        };
+        let mut at = 0;
+        while at < bytes {
+            let zero = is_zero_at(at);
+            let same = (at..bytes).step_by(PAGE).take_while(|at| is_zero_at(*at) == zero).count();
+            let length = (same * PAGE).min(bytes - at);
+            let (from, into) = (from.wrapping_add(at), to.block.wrapping_add(at));
+            at += length;
+            if zero && (to.zeroed || same >= EMPTIED) {
+                let pages = length / PAGE * PAGE;
+                // SAFETY: as the caller says: whole pages of the block.
+                if to.zeroed || (length == pages && unsafe { self.mapping.empty(into, pages) }) {
+                    continue;
+                }
+            }
+            // SAFETY: as the caller says.
+            unsafe { ptr::copy_nonoverlapping(from, into, length) };
         }
     }
+}
+
+/// Returns whether all of these bytes are zero.
+fn is_zero(bytes: &[u8]) -> bool {
+    // The bytes of a line of the processor's cache are compared at once.
+    let (lines, rest) = bytes.as_chunks::<64>();
+    let any = |bytes: &[u8]| bytes.iter().fold(0, |any, byte| any | byte);
+    lines.iter().all(|line| any(line) == 0) && any(rest) == 0
 }

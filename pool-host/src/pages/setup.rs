@@ -1,10 +1,11 @@
 //! What programs set: limits, times, and how the system is called.
 
 use super::heap::Heap;
+use super::space::Space;
 use super::{PAGE, Pages};
 use crate::limits::Memory;
 use crate::settings::Settings;
-use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::atomic::Ordering::{Relaxed, Release};
 use crate::system;
 
 impl Pages {
@@ -62,10 +63,15 @@ impl Pages {
         self.mapping.keep_advice();
     }
 
-    /// Calls the system by `mmap` and `mremap` only from now on, for a program that limits its
+    /// Calls the system by `mmap` only from now on, for a program that limits its
     /// calls to what another allocator needs.
     pub(crate) fn be_quiet(&self) {
         self.mapping.be_quiet();
+    }
+
+    /// Calls the system from now on only where there is no block for a request.
+    pub(crate) fn be_silent(&self) {
+        self.mapping.be_silent();
     }
 
     /// Returns whether the program limits its calls to what another allocator needs.
@@ -79,14 +85,44 @@ impl Pages {
         self.is_unmapping.store(true, Relaxed);
     }
 
+    /// Heeds limits that the program may have set since the last call.
+    pub(crate) fn heed_limits(&self) {
+        self.heed_data_limit();
+        self.heed_address_limit();
+    }
+
     /// Gives the memory of freed blocks back at once if the process may have so many bytes of data
     /// only (`RLIMIT_DATA`): what is cached would count, and the C library's `brk` be refused.
-    pub(crate) fn heed_data_limit(&self) {
+    fn heed_data_limit(&self) {
         let is_unmapping = self.is_unmapping.load(Relaxed);
         if !is_unmapping && !self.is_quiet() && system::data_limit_bytes().is_some() {
             self.unmap_freed_blocks();
             self.trim(usize::MAX);
         }
+    }
+
+    /// Gives reserved addresses up if the process may have few (`RLIMIT_AS`): the range keeps as many as
+    /// one that begins under this limit, or those that blocks have.
+    pub(crate) fn heed_address_limit(&self) {
+        if self.is_there()
+            && let Some(limit) = self.mapping.address_limit()
+        {
+            self.shorten(Space::most_under(limit));
+        }
+    }
+
+    /// Gives up all reserved addresses that no block has, if the process may have few. Returns whether
+    /// there were any.
+    pub(crate) fn give_up_addresses(&self) -> bool {
+        self.is_there() && self.mapping.address_limit().is_some() && self.shorten(0)
+    }
+
+    fn shorten(&self, most: usize) -> bool {
+        if self.range.bytes.load(Relaxed) <= most {
+            return false;
+        }
+        let publish = |bytes| self.range.bytes.store(bytes, Release);
+        self.enter(|inside| inside.shorten(most, &self.mapping, publish)).unwrap_or(false)
     }
 
     /// Permits the system to take the memory of blocks that are freed from now on when it is short,

@@ -7,7 +7,6 @@ use super::page::{Links, Map, Tag};
 use super::runs::Run;
 use super::{PAGE, STEP};
 use crate::sync::atomic::AtomicU64;
-use crate::system;
 use std::ops::Range;
 
 /// Bytes to reserve: the first of these sizes that the system has addresses for.
@@ -37,6 +36,9 @@ const PER_WORD: usize = PER_MARK * u64::BITS as usize;
 pub(super) struct Space {
     pub(super) base: *mut u8,
     pub(super) bytes: usize,
+    /// Bytes from `base` on that are reserved: some more, so that the range does not end beside
+    /// mappings of others.
+    reserved: usize,
     /// The map: a tag and links for each page.
     pub(super) tags: *mut Tag,
     pub(super) links: *mut Links,
@@ -61,28 +63,68 @@ struct Maps {
 unsafe impl Send for Space {}
 
 impl Space {
+    /// Bytes that are opened and closed together.
+    pub(super) const CHUNK: usize = CHUNK;
+
     /// Reserves the addresses. Returns `None` if the system has too few, for instance under
     /// `RLIMIT_AS`. The range has at most `most` bytes.
     pub(super) fn reserve(most: usize, mapping: &Mapping) -> Option<Self> {
         if cfg!(miri) {
             return None; // Miri cannot map addresses without access
         }
-        // A program may lower the limit until here, and may have forbidden itself to ask for it.
-        let limit = if mapping.is_quiet() { None } else { system::address_limit_bytes() };
-        let part = limit.map(|limit| limit / PART_OF_LIMIT);
-        let may =
-            |bytes: &&usize| **bytes <= most && part.is_none_or(|part| **bytes as u64 <= part);
-        SIZES.iter().filter(may).find_map(|bytes| {
-            let base = mapping.reserve(bytes + ALIGN)?;
+        // A program may lower the limit until here.
+        let most = most.min(mapping.address_limit().map_or(usize::MAX, Self::most_under));
+        SIZES.iter().filter(|bytes| **bytes <= most).find_map(|bytes| {
+            let start = mapping.reserve(bytes + ALIGN)?;
             let maps = Self::reserve_maps(*bytes, mapping).or_else(|| {
                 // SAFETY: `reserve` just mapped these bytes, and no other code has their address.
-                unsafe { libc::munmap(base.cast(), bytes + ALIGN) };
+                unsafe { mapping.give_up(start, bytes + ALIGN) };
                 None
             })?;
-            let base = base.map_addr(|address| address.next_multiple_of(ALIGN));
+            let base = start.map_addr(|address| address.next_multiple_of(ALIGN));
+            let reserved = bytes + ALIGN - (base.addr() - start.addr());
             let Maps { tags, links, open, marks } = maps;
-            Some(Self { base, bytes: *bytes, tags, links, usable: 0, open, marks })
+            Some(Self { base, bytes: *bytes, reserved, tags, links, usable: 0, open, marks })
         })
+    }
+
+    /// Returns the most bytes of a range of a process that may have so many bytes of addresses.
+    pub(super) fn most_under(limit: u64) -> usize {
+        let fits = |bytes: &&usize| **bytes as u64 <= limit / PART_OF_LIMIT;
+        SIZES.iter().find(fits).copied().unwrap_or(0)
+    }
+
+    /// Shortens the range to so many bytes, and gives up what is reserved behind them. `publish` gets
+    /// the number of bytes before: what lies behind them may then be another's.
+    ///
+    /// Whole chunks, of which no code needs those that are left out.
+    pub(super) fn shorten(&mut self, bytes: usize, mapping: &Mapping, publish: impl FnOnce(usize)) {
+        let entries = |bytes: usize| self.usable.max(bytes / PAGE);
+        let (before, after) = (entries(self.bytes), entries(bytes));
+        let stretches = self.maps().map(|(map, entry)| {
+            let end = |entries: usize| (entries * entry).next_multiple_of(PAGE);
+            (map, end(after), end(before))
+        });
+        publish(bytes);
+        self.bytes = bytes;
+        let range = (self.base, bytes + ALIGN, self.reserved);
+        self.reserved = self.reserved.min(bytes + ALIGN);
+        for (start, from, to) in stretches.into_iter().chain([range]) {
+            if from < to {
+                // SAFETY: these are reserved addresses that no code uses: of the range, which is
+                // shorter, and of maps, behind the entries that pages may get.
+                unsafe { mapping.give_up(start.wrapping_add(from), to - from) };
+            }
+        }
+    }
+
+    /// Returns the maps, and the bytes of each page's entry in them.
+    fn maps(&self) -> [(*mut u8, usize); 3] {
+        [
+            (self.tags.cast(), size_of::<Tag>()),
+            (self.links.cast(), size_of::<Links>()),
+            (self.marks.cast(), PAGE / PER_WORD * size_of::<AtomicU64>()),
+        ]
     }
 
     /// Reserves the maps of a range of so many bytes. The bits become usable.
@@ -101,7 +143,7 @@ impl Space {
         // SAFETY: these are pages of what was just reserved.
         if !unsafe { mapping.open(open, open_bytes) } {
             // SAFETY: `reserve` just mapped these bytes, and no other code has their address.
-            unsafe { libc::munmap(tags.cast(), all_bytes) };
+            unsafe { mapping.give_up(tags, all_bytes) };
             return None;
         }
         // SAFETY: `open` made these bytes readable and writable, and they are never unmapped. They
@@ -114,15 +156,12 @@ impl Space {
     /// `None` if there are no addresses or no memory.
     pub(super) fn grow(&mut self, pages: usize, mapping: &Mapping) -> Option<Map> {
         let usable = self.usable.checked_add(pages.checked_next_multiple_of(STEP / PAGE)?)?;
-        if usable > self.bytes / PAGE {
+        // A program may lower the limit unnoticed.
+        let most = mapping.address_limit().map_or(usize::MAX, Self::most_under);
+        if usable > self.bytes.min(most) / PAGE {
             return None;
         }
-        let maps = [
-            (self.tags.cast::<u8>(), size_of::<Tag>()),
-            (self.links.cast(), size_of::<Links>()),
-            (self.marks.cast(), PAGE / PER_WORD * size_of::<AtomicU64>()),
-        ];
-        for (map, entry) in maps {
+        for (map, entry) in self.maps() {
             let end = |pages: usize| (pages * entry).next_multiple_of(PAGE);
             let (from, to) = (end(self.usable), end(usable));
             // SAFETY: these are pages of a reserved map, behind those that have entries, so no code

@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "the system is called through C")]
 
 use crate::sync::atomic::{AtomicU8, Ordering::Relaxed, Ordering::SeqCst, compiler_fence, fence};
-use crate::system;
+use crate::{kernel, system};
 
 /// Whether a tool runs the program by the rules of the language (Miri, shuttle). Such tools do not
 /// model `membarrier`, so both sides use a fence.
@@ -73,8 +73,9 @@ pub(super) fn do_without() {
 
 /// Calls `membarrier(2)`. Returns whether it succeeded.
 fn call(command: libc::c_int) -> bool {
+    let Ok(command) = usize::try_from(command) else { return false };
     // SAFETY: `membarrier` takes three numbers (command, flags, processor) and no pointer, so it
     // accesses no memory of the program. An unknown command returns an error.
-    let call = || unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 };
+    let call = || unsafe { kernel::call(libc::SYS_membarrier, [command, 0, 0, 0, 0, 0]).is_ok() };
     system::keeping_errno(call)
 }

@@ -7,8 +7,10 @@ use super::stats::TcacheStats;
 use super::thread::{CACHE, own_thread_cache, thread_cache};
 use super::{Tcache, background, role};
 use crate::class::Class;
+use crate::page_heap::PageHeap;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::{stderr, system};
+use pool_core::is_vfork_child;
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::{self, NonNull};
 
@@ -289,6 +291,37 @@ impl CHeap {
         if self.serves() {
             self.tcache.enter_sandbox();
         }
+    }
+
+    /// Prepares as [`CHeap::enter_sandbox`] does, for a thread that may make no system call at all
+    /// (`SECCOMP_MODE_STRICT`): the heap makes none while it has a block for each request, and no memory
+    /// goes back from then on.
+    pub fn enter_strict_sandbox(&self) {
+        if self.serves() && !is_vfork_child() {
+            self.tcache.enter_sandbox();
+            CACHE.pages.be_silent();
+            PageHeap::enter_strict_sandbox();
+        }
+    }
+
+    /// Heeds a limit that the program has set for its memory or addresses (`setrlimit`). Under one on
+    /// addresses, those that are reserved and not used go back: they count.
+    ///
+    /// A limit that it does not hear of is heeded when a block needs new addresses or moves, and when 16
+    /// MiB have been freed. A child of `vfork` changes nothing.
+    pub fn heed_limits(&self) {
+        if self.serves() && !is_vfork_child() {
+            system::keeping_errno(|| {
+                CACHE.pages.heed_limits();
+                PageHeap::heed_limits();
+            });
+        }
+    }
+
+    /// Gives up all reserved addresses that no block has, if the process may have few (`RLIMIT_AS`): for
+    /// a request of another allocator that the system has refused. Returns whether there were any.
+    pub fn give_up_addresses(&self) -> bool {
+        system::keeping_errno(|| self.serves() && CACHE.pages.give_up_addresses())
     }
 
     /// Returns what it has counted, and the bytes that it has.

@@ -134,7 +134,7 @@ impl Cache {
     #[cold]
     fn check_limit(&self) {
         system::keeping_errno(|| {
-            self.pages.heed_data_limit();
+            self.pages.heed_limits();
             if self.idle_bytes() > self.limit.load(Relaxed) {
                 // Runs in slots count as used until they are swept.
                 self.pages.give_back_slots();

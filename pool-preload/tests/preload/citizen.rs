@@ -82,3 +82,35 @@ fn where_the_system_refuses_threads_the_library_says_nothing() {
 fn the_start_leaves_no_error_behind() {
     as_without("silent.c", &["", "stats"]);
 }
+
+#[test]
+fn a_limit_on_addresses_that_a_running_program_sets_is_kept() {
+    let program = compiled("lowered.c", &["-ldl"]);
+    for way in ["setrlimit", "prlimit", "syscall"] {
+        is_done(&run_plain(&program, &[Path::new(way)]));
+        for settings in ["", "unmap", "limit=1M,decay=1"] {
+            is_done(&run(&program, &[Path::new(way)], settings));
+        }
+    }
+}
+
+#[test]
+fn growing_arrays_leave_the_process_its_mappings() {
+    as_without("crowded.c", &["", "unmap"]);
+}
+
+#[test]
+fn a_filter_of_arguments_for_another_malloc_is_one_for_this() {
+    as_without("argued.c", &["", "unmap", "limit=1M,decay=1"]);
+}
+
+#[test]
+fn a_thread_without_system_calls_uses_the_blocks_that_are_there() {
+    as_without("strict.c", &["", "limit=1M,decay=1", "background=off"]);
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_program_may_have_functions_of_its_own_that_call_the_system() {
+    as_without("own_calls.c", &["", "unmap", "limit=1M,decay=1"]);
+}
