@@ -2,6 +2,7 @@
 
 mod citizen;
 mod programs;
+mod random;
 mod script;
 mod settings;
 mod setup;
