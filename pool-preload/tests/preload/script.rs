@@ -99,6 +99,29 @@ fn programs_that_cannot_be_preloaded_are_refused() {
         refused(&compiled("own_malloc.c", &[])),
     ];
     insta::assert_snapshot!(lines.join("\n"));
+    let checked = compiled("blocks.c", &["-fsanitize=undefined"]).display().to_string();
+    crate::setup::is_done(&run_with(&library(), "", &[&checked]));
+    let musl = folder().join("of-musl");
+    fs::write(&musl, b"\x7fELF\0/lib/ld-musl-x86_64.so.1\0").expect("a folder for tests");
+    fs::set_permissions(&musl, fs::Permissions::from_mode(0o755)).expect("our own file");
+    assert!(refused(&musl).contains(" does not use the C library glibc"));
+}
+
+/// The dynamic linker ignores `LD_PRELOAD` where a user gains privileges.
+#[test]
+fn programs_with_privileges_are_refused() {
+    // SAFETY: `geteuid` has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("NOT RUN: only root can make a program another user's");
+        return;
+    }
+    let program = compiled("blocks.c", &[]);
+    std::os::unix::fs::chown(&program, Some(65534), Some(65534)).expect("root");
+    for mode in [0o4755, 0o2755] {
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).expect("root");
+        let line = refused(&program);
+        assert!(line.contains(" is setuid or setgid: the dynamic linker ignores"), "{line}");
+    }
 }
 
 #[test]

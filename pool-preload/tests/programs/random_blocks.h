@@ -1,5 +1,6 @@
 // Blocks at random, whose contents are checked: each has a pattern that follows from its address and size.
 #include "check.h"
+#include <errno.h>
 #include <malloc.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -68,7 +69,9 @@ static void check_zero(struct block block) {
 
 static void release(struct table *table, struct block *block) {
     check(*block);
+    errno = 77;
     free(block->at);
+    CHECK(errno == 77);
     table->live -= block->bytes;
     *block = (struct block){0};
 }
