@@ -53,7 +53,7 @@ pub use fork::ProcessClock;
 pub use global::{global, global_small_tensors};
 pub use page_heap::{PageHeap, PageHeapStats};
 pub use pinned::{AtLockLimit, PinnedAllocator, PinnedBlock, PinnedView};
-pub use tcache::{CHeap, Tcache, TcacheStats};
+pub use tcache::{CHeap, Tcache, TcacheState, TcacheStats};
 
 /// Parses the words of `BUCKETPOOL_HOST`, for the fuzz target of that name.
 #[cfg(feature = "fuzz")]

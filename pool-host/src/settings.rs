@@ -225,5 +225,14 @@ mod tests {
             assert_eq!(settings.apply(word.as_bytes()), Err(expected), "{word}");
         }
         assert_eq!(settings.cached_limit, 512 << 20, "a word that is wrong changes nothing");
+        for (words, mode) in
+            [("on,off", Mode::Off), ("off,check", Mode::Checked), ("off,on", Mode::On)]
+        {
+            assert_eq!(
+                Settings::DEFAULT.with_words(words.as_bytes()).mode,
+                mode,
+                "the last one wins"
+            );
+        }
     }
 }

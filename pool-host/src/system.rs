@@ -98,8 +98,7 @@ pub(crate) fn variable(name: &CStr) -> Option<&'static [u8]> {
     Some(unsafe { CStr::from_ptr(value) }.to_bytes())
 }
 
-/// Returns whether the program has a sanitizer that tracks all memory itself, or runs under
-/// Valgrind.
+/// Returns whether the program has a sanitizer with a `malloc` of its own, or runs under Valgrind.
 pub(crate) fn is_watched() -> bool {
     is_watched_beside(variable(c"LD_PRELOAD").unwrap_or_default())
 }
@@ -116,17 +115,45 @@ pub(crate) fn is_watched_beside(preloaded: &[u8]) -> bool {
 pub(crate) fn is_sanitized() -> bool {
     // Two threads that come here at once find the same.
     static FOUND: OnceBool = OnceBool::new();
-    FOUND.get_or_init(|| {
-        let watchers = [c"__asan_init", c"__msan_init", c"__tsan_init", c"__hwasan_init"];
-        // SAFETY: `dlsym` reads a name that ends with a zero byte. The address is compared with null
-        // and not used.
-        let find = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-        let is_sanitized = watchers.into_iter().any(|name| !find(name).is_null());
-        // What was not found left an error, which the program would take for its own.
-        // SAFETY: `dlerror` has no preconditions.
-        unsafe { libc::dlerror() };
-        is_sanitized
-    })
+    FOUND.get_or_init(|| has_linked_sanitizer() || has_loaded_sanitizer())
+}
+
+/// Whether the runtime of a sanitizer is linked into the same file as this code, as `rustc` does: the
+/// dynamic linker knows no name of it then.
+///
+/// Each sanitizer with a `malloc` has this function (`sanitizer/allocator_interface.h`); that of
+/// undefined behaviour has none.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn has_linked_sanitizer() -> bool {
+    let function: usize;
+    // SAFETY: it loads a word that the linker fills: the address of the function, or 0 if there is
+    // none, which the name's being weak permits. The address is compared and not used.
+    unsafe {
+        std::arch::asm!(
+            ".weak __sanitizer_get_allocated_size",
+            "mov {}, qword ptr [rip + __sanitizer_get_allocated_size@GOTPCREL]",
+            out(reg) function,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    function != 0
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn has_linked_sanitizer() -> bool {
+    false
+}
+
+/// Whether a library of the process is the runtime of a sanitizer, or the program exports one.
+fn has_loaded_sanitizer() -> bool {
+    let name = c"__sanitizer_get_allocated_size".as_ptr();
+    // SAFETY: `dlsym` reads a name that ends with a zero byte. The address is compared with null
+    // and not used.
+    let is_found = !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name) }.is_null();
+    // What was not found left an error, which the program would take for its own.
+    // SAFETY: `dlerror` has no preconditions.
+    unsafe { libc::dlerror() };
+    is_found
 }
 
 /// Has the C library call a function when the process exits. If it cannot, nothing happens.

@@ -32,7 +32,7 @@ mod thread_cache;
 mod thread_caches;
 
 pub use c_heap::CHeap;
-pub use stats::TcacheStats;
+pub use stats::{TcacheState, TcacheStats};
 
 use crate::class::Class;
 use crate::page_heap::PageHeap;
@@ -262,11 +262,11 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         }
     }
 
-    /// Returns what it has counted, and the bytes that it has; all zero for one that passes
-    /// through.
+    /// Returns what it has counted, and the bytes that it has. For one that has no cache it says why
+    /// ([`TcacheStats::state`]), and all else is zero.
     #[must_use]
     pub fn stats(&self) -> TcacheStats {
-        if self.serves() { CACHE.stats() } else { TcacheStats::default() }
+        if self.serves() { CACHE.stats() } else { TcacheStats::without_cache(self.state()) }
     }
 
     /// Returns whether it caches: it does not if `BUCKETPOOL_HOST=off` or `check` says so, if a

@@ -94,10 +94,14 @@ fn forked_workers_of_a_threaded_server_allocate_and_end() {
     });
 }
 
-/// Runs one test of this program again in its own process, with `host` as `BUCKETPOOL_HOST`.
+/// Runs one test of this program again in its own process, with `host` in `BUCKETPOOL_HOST`; also under
+/// a sanitizer the tcache serves there.
 fn again(test: &str, host: &str, address_limit: Option<u64>) -> Output {
     let mut program = Command::new(std::env::current_exe().unwrap());
-    program.args(["--exact", test, "--nocapture"]).env("ALONE", "1").env("BUCKETPOOL_HOST", host);
+    program
+        .args(["--exact", test, "--nocapture"])
+        .env("ALONE", "1")
+        .env("BUCKETPOOL_HOST", format!("on,{host}"));
     if let Some(bytes) = address_limit {
         let limit = move || {
             let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "an allocator and `fork` are called")]
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use pool_host::{Tcache, TcacheStats};
+use pool_host::{Tcache, TcacheState};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;
 use std::process::{Command, ExitStatus};
@@ -265,7 +265,10 @@ fn a_second_tcache_passes_through() {
         // SAFETY: `SECOND` passes every request through to `System` with the same layout, so the
         // block is one of `System`'s.
         unsafe { System.dealloc(block, layout) };
-        assert_eq!((SECOND.stats(), SECOND.clear()), (TcacheStats::default(), 0));
+        let (stats, cleared) = (SECOND.stats(), SECOND.clear());
+        assert_eq!((stats.state, stats.allocations, cleared), (TcacheState::Second, 0, 0));
+        assert!(stats.to_string().starts_with("a second Tcache"), "{stats}");
+        assert_eq!(ALLOCATOR.stats().state, TcacheState::Serving);
         return;
     }
     drop(vec![1_u8; 1 << 20]);

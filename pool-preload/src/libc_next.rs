@@ -135,6 +135,19 @@ pub(crate) fn trim(pad: usize) -> bool {
     unsafe { function(pad) != 0 }
 }
 
+/// Whether a library of the process is the runtime of a sanitizer with a `malloc`, and the program uses
+/// this library's instead: what is not served here is the C library's, and not the sanitizer's.
+pub(crate) fn hides_sanitizer(own_malloc: *const c_void) -> bool {
+    // SAFETY: the names end with a zero byte. The addresses are compared and not used.
+    let find = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    let hides =
+        !find(c"__sanitizer_get_allocated_size").is_null() && ptr::eq(find(c"malloc"), own_malloc);
+    // What was not found left an error, which the program would take for its own.
+    // SAFETY: it has no preconditions.
+    unsafe { libc::dlerror() };
+    hides
+}
+
 /// Returns the thread's `errno`.
 pub(crate) fn errno() -> c_int {
     // SAFETY: it has no preconditions.

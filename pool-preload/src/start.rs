@@ -1,6 +1,6 @@
 //! Reads the settings when the dynamic linker loads the library, before `main`.
 
-use crate::{cpp, heap, libc_next};
+use crate::{c, cpp, heap, libc_next};
 
 /// The dynamic linker calls what lies here, before the program's own constructors.
 #[used]
@@ -15,7 +15,13 @@ extern "C" fn start() {
     forget_foreign_settings();
     cpp::is_replaced();
     libc_next::find();
-    heap::HEAP.start_by_environment();
+    if !heap::HEAP.start_by_environment() && libc_next::hides_sanitizer(c::malloc as *const _) {
+        let line =
+            b"bucketpool: a sanitizer does not see the blocks of a program with this library: run \
+                     it without\n";
+        // SAFETY: the call reads that many bytes of the line. If it fails, nothing is told.
+        unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+    }
     pool_host::tracing::begin();
 }
 

@@ -149,6 +149,8 @@ impl Tool {
             Self::ThreadSanitizer => {
                 let mut cargo = outside::nightly();
                 cargo.env("RUSTFLAGS", "-Zsanitizer=thread");
+                // A `Tcache` passes all on under a sanitizer, unless it is told to serve.
+                cargo.env("BUCKETPOOL_HOST", "on");
                 cargo.env("RUST_MIN_STACK", SANITIZED_STACK);
                 cargo.env("INSTA_WORKSPACE_ROOT", root);
                 target(&mut cargo, "thread-sanitizer");

@@ -53,6 +53,10 @@ impl PageHeapStats {
 
 impl fmt::Display for PageHeapStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A heap that serves has a limit.
+        if self.cached_limit_bytes == 0 {
+            return f.write_str("off: the heap is not started");
+        }
         write!(
             f,
             "{} large blocks, {:.1} % from cached memory; {} in use, {} at most; {} cached of {} \

@@ -16,6 +16,7 @@ fn a_heap_that_is_not_started_serves_nothing() {
     assert_eq!(HEAP.allocate(MIB, 16), None);
     assert_eq!(HEAP.allocate_zeroed(MIB, 16), None);
     assert_eq!((HEAP.trim(1), HEAP.stats()), (0, PageHeapStats::default()));
+    assert_eq!(HEAP.stats().to_string(), "off: the heap is not started");
     let own = 0_u8;
     assert!(!HEAP.has(&raw const own) && !HEAP.has(ptr::null()));
 }

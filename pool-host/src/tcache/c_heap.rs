@@ -5,7 +5,7 @@ use super::inner::Inner;
 use super::role::SERVING;
 use super::stats::TcacheStats;
 use super::thread::{CACHE, own_thread_cache, thread_cache};
-use super::{Tcache, background, role};
+use super::{Tcache, background};
 use crate::class::Class;
 use crate::page_heap::PageHeap;
 use crate::sync::atomic::Ordering::Relaxed;
@@ -88,7 +88,7 @@ impl CHeap {
     ///
     /// It does not start if a word is `off`, if a sanitizer or Valgrind watches the program and no
     /// word is `on`, if a `Tcache` of the program was first, or if the C library cannot register
-    /// handlers for `fork`. A line on stderr reports an unknown word, and `check`, which has no effect.
+    /// handlers for `fork`. The word `stats` has it say at the end that it was off. A line on stderr reports an unknown word, and `check`, which has no effect.
     ///
     /// In a set-user-ID, set-group-ID or otherwise privileged program (`AT_SECURE`) it reads no
     /// word, since a user without the privileges chooses the environment.
@@ -97,13 +97,9 @@ impl CHeap {
     pub fn start_by_environment(&'static self) -> bool {
         let settings = self.tcache.settings.with_environment();
         settings.report_ineffective();
-        let serves = !settings.is_off() && self.tcache.set_up(&settings, print_stats);
-        if serves {
-            self.tcache.role.store(SERVING, Relaxed);
-        } else {
-            self.tcache.role.store(role::PASSING, Relaxed);
-        }
-        serves
+        let role = self.tcache.set_up(&settings, print_stats);
+        self.tcache.role.store(role, Relaxed);
+        role == SERVING
     }
 
     #[inline]
@@ -327,7 +323,7 @@ impl CHeap {
     /// Returns what it has counted, and the bytes that it has.
     #[must_use]
     pub fn stats(&self) -> TcacheStats {
-        if self.serves() { CACHE.stats() } else { TcacheStats::default() }
+        if self.serves() { CACHE.stats() } else { TcacheStats::without_cache(self.tcache.state()) }
     }
 }
 

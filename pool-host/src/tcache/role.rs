@@ -1,6 +1,7 @@
 //! The part of a [`Tcache`] in the process: it owns the cache, passes through, or finds mistakes.
 
 use super::checked::CHECKED;
+use super::stats::{TcacheState, TcacheStats};
 use super::thread::{CACHE, watch_ends, watch_forks};
 use super::{Tcache, background};
 use crate::limits::Memory;
@@ -19,6 +20,8 @@ pub(super) const PASSING: u8 = 2;
 const CHECKING: u8 = 3;
 /// It serves, and records each request and free.
 const TRACING: u8 = 4;
+/// All goes to the inner allocator, since another one has the cache.
+const SECOND: u8 = 5;
 
 /// Number of the `Tcache` that owns the cache; 0 for none yet.
 static OWNER: AtomicUsize = AtomicUsize::new(0);
@@ -29,9 +32,22 @@ extern "C" fn print_stats() {
     stderr::summarize(&CACHE.stats());
 }
 
+/// Prints that there is no cache; for the word `stats` beside `off`.
+extern "C" fn print_off() {
+    stderr::summarize(&TcacheStats::without_cache(TcacheState::Off));
+}
+
 /// Looks for writes to freed blocks before the process ends; for the word `check`.
 extern "C" fn check_resting() {
     CHECKED.check_resting();
+}
+
+/// Has a line printed when the process ends, if the settings have the word `stats`.
+fn tell_at_end(settings: &Settings, print: extern "C" fn()) {
+    if settings.stats {
+        stderr::keep();
+        system::at_exit(print);
+    }
 }
 
 impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
@@ -40,7 +56,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     pub(super) fn serves(&self) -> bool {
         match self.role.load(Relaxed) {
             SERVING | TRACING => true,
-            PASSING | CHECKING => false,
+            PASSING | CHECKING | SECOND => false,
             _ => self.decide(),
         }
     }
@@ -55,22 +71,32 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         self.role.load(Relaxed) == CHECKING
     }
 
+    /// What its statistics say of one that does not serve.
+    pub(super) fn state(&self) -> TcacheState {
+        match self.role.load(Relaxed) {
+            SECOND => TcacheState::Second,
+            CHECKING => TcacheState::Checked,
+            _ => TcacheState::Off,
+        }
+    }
+
     /// Decides what it is, once. Two threads that come here at once decide the same.
     #[cold]
     fn decide(&self) -> bool {
         let settings = self.settings.with_environment();
-        let serves = !settings.is_off() && self.set_up(&settings, print_stats);
-        if serves {
-            CACHE.clocks.feel();
-        }
-        let role = match settings.mode {
-            Mode::Checked if serves => {
-                system::at_exit(check_resting);
-                CHECKING
+        let role = match self.set_up(&settings, print_stats) {
+            SERVING => {
+                CACHE.clocks.feel();
+                if settings.mode == Mode::Checked {
+                    system::at_exit(check_resting);
+                    CHECKING
+                } else if tracing::begin() {
+                    TRACING
+                } else {
+                    SERVING
+                }
             }
-            _ if serves && tracing::begin() => TRACING,
-            _ if serves => SERVING,
-            _ => PASSING,
+            other => other,
         };
         // What the first thread decided holds.
         match self.role.compare_exchange(UNDECIDED, role, Relaxed, Relaxed) {
@@ -79,11 +105,19 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         }
     }
 
-    /// Sets the cache up, if this one owns it. Returns whether it does. `print_stats` runs when the
-    /// process ends, with the word `stats`.
-    pub(super) fn set_up(&self, settings: &Settings, print_stats: extern "C" fn()) -> bool {
-        if !self.take_cache() || !watch_forks() || !watch_ends() {
-            return false;
+    /// Sets the cache up, if the settings want one and this one owns it. Returns its part in the process.
+    /// `print_stats` runs when the process ends, with the word `stats`.
+    pub(super) fn set_up(&self, settings: &Settings, print_stats: extern "C" fn()) -> u8 {
+        if settings.is_off() {
+            tell_at_end(settings, print_off);
+            return PASSING;
+        }
+        if !self.take_cache() {
+            return SECOND;
+        }
+        if !watch_forks() || !watch_ends() {
+            tell_at_end(settings, print_off);
+            return PASSING;
         }
         let of_thread = usize::try_from(settings.thread_limit).unwrap_or(usize::MAX);
         let now = system::coarse_milliseconds();
@@ -96,11 +130,8 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         if settings.background {
             background::request::<A>();
         }
-        if settings.stats {
-            stderr::keep();
-            system::at_exit(print_stats);
-        }
-        true
+        tell_at_end(settings, print_stats);
+        SERVING
     }
 
     /// Whether this one owns the cache. The owner never changes: the blocks belong to one inner

@@ -17,6 +17,9 @@ use std::sync::atomic::Ordering::Relaxed;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TcacheStats {
+    /// What the tcache does; all other fields are 0 unless it serves.
+    #[serde(default)]
+    pub state: TcacheState,
     /// Requests that were served or failed, without those of a tcache that passes through.
     pub allocations: u64,
     /// Blocks that the program freed.
@@ -53,7 +56,27 @@ pub struct TcacheStats {
     pub thread_caches: u64,
 }
 
+/// What a tcache does in its process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum TcacheState {
+    /// It passes all on: the word `off`, a sanitizer or Valgrind, or a heap that is not started.
+    #[default]
+    Off,
+    /// It passes all on, since another one has the cache of the process.
+    Second,
+    /// It looks for mistakes of the program, and caches nothing.
+    Checked,
+    /// It serves requests from its cache.
+    Serving,
+}
+
 impl TcacheStats {
+    /// Returns the statistics of a tcache that has no cache.
+    pub(super) fn without_cache(state: TcacheState) -> Self {
+        Self { state, ..Self::default() }
+    }
+
     /// Returns `hits / allocations`; 0 if there were no requests.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
@@ -69,9 +92,13 @@ impl TcacheStats {
 
 impl fmt::Display for TcacheStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A tcache that serves has a limit.
-        if self.cached_limit_bytes == 0 {
-            return f.write_str("off: no request is served from a cache");
+        match self.state {
+            TcacheState::Off => return f.write_str("off: no request is served from a cache"),
+            TcacheState::Second => {
+                return f.write_str("a second Tcache in the process, which passes all on");
+            }
+            TcacheState::Checked => return f.write_str("checked mode, which caches nothing"),
+            TcacheState::Serving => {}
         }
         write!(
             f,
@@ -96,6 +123,7 @@ impl Cache {
     pub(crate) fn stats(&self) -> TcacheStats {
         let pages = self.pages.stats();
         let mut stats = TcacheStats {
+            state: TcacheState::Serving,
             misses: self.counts.misses.load(Relaxed) + pages.fresh,
             bypasses: self.counts.bypasses.load(Relaxed),
             failures: self.counts.failures.load(Relaxed),
@@ -152,10 +180,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tcache_that_serves_nothing_says_that_it_is_off() {
-        let off = TcacheStats::default();
-        assert_eq!(off.to_string(), "off: no request is served from a cache");
-        let unused = TcacheStats { cached_limit_bytes: 1 << 20, ..off };
-        assert!(unused.to_string().starts_with("0 allocations, "), "{unused}");
+    fn a_tcache_without_a_cache_says_why() {
+        assert_eq!(TcacheStats::default().to_string(), "off: no request is served from a cache");
+        let of = |state| TcacheStats::without_cache(state).to_string();
+        let (second, checked) = (of(TcacheState::Second), of(TcacheState::Checked));
+        assert!(second.starts_with("a second Tcache") && checked.starts_with("checked"));
+        let unused = of(TcacheState::Serving);
+        assert!(unused.starts_with("0 allocations, "), "{unused}");
     }
 }

@@ -1,7 +1,7 @@
 //! What programs do to their memory and to their process, and what the library does then: as the C
 //! library, or better.
 
-use crate::setup::{compiled, is_done, run, run_plain};
+use crate::setup::{compiled, is_done, library, run, run_plain};
 use std::path::Path;
 
 /// Runs a program without the library, and then with it and with each of the settings.
@@ -113,4 +113,69 @@ fn a_thread_without_system_calls_uses_the_blocks_that_are_there() {
 #[cfg(target_arch = "x86_64")]
 fn a_program_may_have_functions_of_its_own_that_call_the_system() {
     as_without("own_calls.c", &["", "unmap", "limit=1M,decay=1"]);
+}
+
+#[test]
+fn a_freed_block_is_reused_without_a_page_fault() {
+    let program = compiled("warm.c", &[]);
+    for settings in ["", "background=off,decay=0"] {
+        is_done(&run(&program, &[], settings));
+    }
+}
+
+#[test]
+fn without_its_thread_the_library_has_none_and_a_process_ends_with_its_own() {
+    let program = compiled("alone.c", &[]);
+    for settings in ["background=off", "decay=0"] {
+        is_done(&run(&program, &[], settings));
+        is_done(&run(&program, &[Path::new("leaks")], settings));
+    }
+}
+
+#[test]
+fn a_library_bound_to_the_c_library_shares_its_blocks() {
+    let bound = compiled("bound.c", &["-shared", "-fPIC"]);
+    let program = compiled("deepbind.c", &[]);
+    is_done(&run_plain(&program, &[&bound]));
+    is_done(&run(&program, &[&bound], ""));
+}
+
+#[test]
+fn what_runs_at_the_end_may_allocate() {
+    let late = compiled("late.c", &["-shared", "-fPIC"]);
+    let program = compiled("farewell.cpp", &[]);
+    is_done(&run_plain(&program, &[&late]));
+    for settings in ["", "limit=1M,decay=1", "unmap", "stats"] {
+        is_done(&run(&program, &[&late], settings));
+    }
+}
+
+/// Returns a command that runs a program with the library under a limit of the shell's, in KiB.
+fn limited(program: &Path, limit: &str) -> std::process::Command {
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &format!("{limit}; exec \"$0\"")]).arg(program);
+    command.env("LD_PRELOAD", library()).env_remove("BUCKETPOOL_HOST");
+    command
+}
+
+#[test]
+fn under_a_limit_of_data_what_is_freed_goes_back_at_once() {
+    let mut command = limited(&compiled("at_once.c", &[]), "ulimit -d 400000");
+    is_done(&command.output().expect("a shell"));
+}
+
+#[test]
+fn a_limit_of_addresses_bounds_what_is_reserved() {
+    let program = compiled("reserved.c", &[]);
+    // MiB that are reserved under a limit in MiB.
+    for (reserved, limit) in
+        [(64 << 10, 290 << 10), (8 << 10, 39 << 10), (1 << 10, 5000), (256, 1500)]
+    {
+        let mut command = limited(&program, &format!("ulimit -v {}", limit << 10));
+        let output = command.output().expect("a shell");
+        let told = String::from_utf8(output.stdout).expect("a number");
+        let told: u64 = told.trim().parse().expect("a number");
+        // Beside the pages lies the map of them.
+        assert!((reserved..reserved + reserved / 16).contains(&told), "{limit}: {told}");
+    }
 }

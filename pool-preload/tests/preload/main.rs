@@ -3,6 +3,7 @@
 mod citizen;
 mod plugin;
 mod programs;
+mod random;
 mod script;
 mod settings;
 mod setup;

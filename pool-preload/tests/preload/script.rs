@@ -2,6 +2,7 @@
 #![expect(clippy::expect_used, reason = "tests")]
 
 use crate::setup::{compiled, errors, folder, library, script};
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -58,6 +59,24 @@ fn a_script_runs_if_its_interpreter_can() {
     assert_eq!(errors(&output), "");
 }
 
+/// `sh -c`, `execvp` and `make` run such a file with `/bin/sh`.
+#[test]
+fn a_script_without_an_interpreter_is_one_for_the_shell() {
+    let file = folder().join("a-plain-script");
+    for text in ["", "# no interpreter\necho \"$1\"; grep -c libbucketpool /proc/$$/maps >&2\n"] {
+        fs::write(&file, text).expect("a folder for tests");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("our own file");
+        let output = run_with(&library(), "", &[&file.display().to_string(), "two words"]);
+        assert!(output.status.success(), "{}", errors(&output));
+        assert_eq!(output.stdout, if text.is_empty() { "" } else { "two words\n" }.as_bytes());
+        assert_eq!(errors(&output).is_empty(), text.is_empty(), "the shell has the library");
+    }
+    let data = folder().join("data");
+    fs::write(&data, b"\0\x01\x02").expect("a folder for tests");
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o755)).expect("our own file");
+    assert!(refused(&data).contains(" is statically linked, or is not for this machine"));
+}
+
 #[test]
 fn without_a_library_or_a_program_it_says_so() {
     let (here, nowhere) = (library(), folder().join("nowhere.so"));
@@ -76,9 +95,33 @@ fn programs_that_cannot_be_preloaded_are_refused() {
         refused(&compiled("blocks.c", &["-static"])),
         refused(&compiled("blocks.c", &["-static-pie"])),
         refused(&compiled("blocks.c", &["-fsanitize=address"])),
+        refused(&compiled("blocks.c", &["-fsanitize=leak"])),
         refused(&compiled("own_malloc.c", &[])),
     ];
     insta::assert_snapshot!(lines.join("\n"));
+    let checked = compiled("blocks.c", &["-fsanitize=undefined"]).display().to_string();
+    crate::setup::is_done(&run_with(&library(), "", &[&checked]));
+    let musl = folder().join("of-musl");
+    fs::write(&musl, b"\x7fELF\0/lib/ld-musl-x86_64.so.1\0").expect("a folder for tests");
+    fs::set_permissions(&musl, fs::Permissions::from_mode(0o755)).expect("our own file");
+    assert!(refused(&musl).contains(" does not use the C library glibc"));
+}
+
+/// The dynamic linker ignores `LD_PRELOAD` where a user gains privileges.
+#[test]
+fn programs_with_privileges_are_refused() {
+    // SAFETY: `geteuid` has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("NOT RUN: only root can make a program another user's");
+        return;
+    }
+    let program = compiled("blocks.c", &[]);
+    std::os::unix::fs::chown(&program, Some(65534), Some(65534)).expect("root");
+    for mode in [0o4755, 0o2755] {
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).expect("root");
+        let line = refused(&program);
+        assert!(line.contains(" is setuid or setgid: the dynamic linker ignores"), "{line}");
+    }
 }
 
 #[test]
@@ -120,32 +163,82 @@ fn wrong_settings_are_refused_once() {
     insta::assert_snapshot!(lines.join("\n"));
 }
 
-/// The words are those that the library names when it reads a wrong one.
-#[test]
-fn the_script_takes_each_word_that_the_library_takes() {
-    let library = library();
+/// Returns the words that the library names when it reads a wrong one.
+fn words_of_the_library() -> BTreeSet<String> {
     let wrong = crate::setup::run(&compiled("blocks.c", &[]), &[], "no-such-word");
     let text = errors(&wrong);
     let (_, words) = text.split_once("expected ").expect("a wrong word is named");
     let (words, _) = words.split_once(". It is ignored.").expect("and what was expected");
     let words = words.replace("or with the feature `trace` ", "").replace(" and ", ", ");
-    let words: Vec<&str> = words.split(", ").collect();
-    assert!(words.contains(&"thread=SIZE") && words.contains(&"silent"), "{words:?}");
+    words.split(", ").map(str::to_owned).collect()
+}
+
+/// Returns the words of a page of the documentation: those of the first column of its table.
+fn words_of_the_page(name: &str) -> BTreeSet<String> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name);
+    let text = fs::read_to_string(&file).expect("a page of the documentation");
+    let rows = text.lines().skip_while(|line| !line.starts_with("| word "));
+    let rows = rows.skip(2).take_while(|line| line.starts_with('|'));
+    let words = rows.flat_map(|row| {
+        let cell = row.split('|').nth(1).unwrap_or_default();
+        cell.split(',').map(|word| word.trim().trim_matches('`').to_owned()).collect::<Vec<_>>()
+    });
+    // The documentation of `trace` names a word that silences its line.
+    words.chain(text.contains("with `silent` none").then(|| "silent".to_owned())).collect()
+}
+
+/// `check` is for programs that have a `Tcache`, and `background` is the default.
+#[test]
+fn the_documentation_has_the_words_of_the_library() {
+    let own = words_of_the_library();
+    let mut preloaded = words_of_the_page("programs.md");
+    preloaded.extend(["check", "background"].map(str::to_owned));
+    let mut of_tcache = words_of_the_page("tcache.md");
+    of_tcache.insert("silent".to_owned());
+    assert_eq!((&preloaded, &of_tcache), (&own, &own));
+}
+
+/// Runs `python -m bucketpool run` as the package does, without its pools.
+fn run_by_python(settings: &str, arguments: &[&str]) -> Output {
+    let package = folder().join("python").join("bucketpool");
+    fs::create_dir_all(&package).expect("a folder for tests");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pool-python/python/bucketpool");
+    for (from, name) in [(source.join("__main__.py"), "__main__.py"), (script(), "bucketpool-run")]
+    {
+        fs::copy(from, package.join(name)).expect("a file of the package");
+    }
+    let mut command = Command::new("python3");
+    command.args(["-m", "bucketpool"]).args(arguments).env("PYTHONPATH", folder().join("python"));
+    command.env("BUCKETPOOL_LIBRARY", library()).env("BUCKETPOOL_HOST", settings);
+    command.output().expect("python3")
+}
+
+#[test]
+fn the_script_and_python_take_each_word_that_the_library_takes() {
+    let (library, words) = (library(), words_of_the_library());
+    assert!(words.contains("thread=SIZE") && words.contains("silent"), "{words:?}");
     let trace = folder().join("words.ptrace.csv").display().to_string();
-    let help = errors(&run_with(&library, "", &["--help"]));
-    for word in words {
-        if word == "check" {
-            continue; // for programs that have a `Tcache`: `wrong_settings_are_refused_once`
+    let helps = [run_with(&library, "", &["--help"]).stderr, run_by_python("", &["--help"]).stdout];
+    for help in helps.map(|help| String::from_utf8(help).expect("text")) {
+        let (_, help) = help.split_once("BUCKETPOOL_HOST").expect("what the variable has");
+        let told = help.split([',', ' ', '\n', '.']).collect::<Vec<_>>();
+        for word in words.iter().filter(|word| !["check", "background"].contains(&word.as_str())) {
+            let (name, value) = word.split_once('=').unwrap_or((word, ""));
+            let is_told = |told: &&str| told.split('=').next() == Some(name);
+            assert!(told.iter().any(is_told), "{name}={value}: {help}");
         }
-        assert!(
-            help.contains(&format!("{word},")) || help.ends_with(&format!("{word}\n")),
-            "{word}: {help}"
-        );
+    }
+    // `check` is for programs that have a `Tcache`: `wrong_settings_are_refused_once`.
+    for word in words.iter().filter(|word| *word != "check") {
         let values = [("SIZE", "64K"), ("MILLISECONDS", "250"), ("FILE", &trace)];
-        let setting =
-            values.iter().fold(word.to_owned(), |word, (name, value)| word.replace(name, value));
-        let output = run_with(&library, &setting, &["true"]);
-        assert!(output.status.success(), "{setting}: {}", errors(&output));
-        assert!(!errors(&output).contains("expected"), "{setting}: {}", errors(&output));
+        let setting = { values.iter() }
+            .fold(word.to_owned(), |word, (name, value)| word.replace(name, value));
+        for output in [
+            run_with(&library, &setting, &["true"]),
+            run_by_python(&setting, &["run", "--", "true"]),
+        ] {
+            assert!(output.status.success(), "{setting}: {}", errors(&output));
+            assert!(!errors(&output).contains("expected"), "{setting}: {}", errors(&output));
+        }
     }
 }

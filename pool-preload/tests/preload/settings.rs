@@ -1,6 +1,6 @@
 //! The words of `BUCKETPOOL_HOST` in a program with the library preloaded.
 
-use crate::setup::{compiled, errors, is_done, library, run};
+use crate::setup::{compiled, errors, is_done, library, run, run_plain};
 use std::path::Path;
 use std::process::Command;
 
@@ -95,8 +95,29 @@ fn a_forked_child_does_not_keep_stderr_open() {
 }
 
 #[test]
-fn off_leaves_all_to_the_c_library() {
-    assert_eq!(said("off,stats"), "");
+fn off_leaves_all_to_the_c_library_and_stats_says_so() {
+    assert_eq!(said("off"), "");
+    let line = "bucketpool: PROGRAM (NUMBER): off: no request is served from a cache\n";
+    assert_eq!(said("off,stats"), line);
+}
+
+/// The library hides blocks from a sanitizer with a `malloc`, and says so; that of undefined behaviour has
+/// none. (`AddressSanitizer` refuses to come second itself.)
+#[test]
+fn what_a_sanitizer_does_not_see_is_told() {
+    let hidden = "bucketpool: a sanitizer does not see the blocks of a program with this library";
+    for (kind, is_hidden) in [("leak", true), ("thread", true), ("undefined", false)] {
+        let program = compiled("leaks.c", &[&format!("-fsanitize={kind}")]);
+        let output = run(&program, &[], "stats");
+        is_done(&output);
+        let text = errors(&output);
+        assert_eq!(text.starts_with(hidden), is_hidden, "{kind}: {text}");
+        assert_eq!(text.contains(": off: no request is served"), is_hidden, "{kind}: {text}");
+        assert_eq!(text.contains(" allocations, "), !is_hidden, "{kind}: {text}");
+        assert!(errors(&run(&program, &[], "on,stats")).contains(" allocations, "), "{kind}");
+    }
+    let leaky = compiled("leaks.c", &["-fsanitize=leak"]);
+    assert!(errors(&run_plain(&leaky, &[])).contains("1234 byte"), "it finds the leak itself");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 static PROGRAMS: AtomicU32 = AtomicU32::new(0);
 
 /// Returns this package's folder.
-fn package() -> &'static Path {
+pub(crate) fn package() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 

@@ -1,5 +1,7 @@
 // Frees of what is no block, or is free already, end the program.
 #include "check.h"
+#include <malloc.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +37,26 @@ static void twice_with_neighbours(char *block) {
     free(other);
 }
 
+static void small_twice(char *block) {
+    (void)block;
+    other = malloc(100), free(other), free(other);
+}
+
+static void *free_thrice(void *small) {
+    other = malloc(100);
+    free(other), free(small), free(other);
+    return NULL;
+}
+
+// Blocks of a thread that has ended go back to their pages.
+static void small_in_a_thread(char *block) {
+    (void)block;
+    pthread_t thread;
+    for (int i = 0; i < 100; i++)
+        if (pthread_create(&thread, NULL, free_thrice, malloc(100)) || pthread_join(thread, NULL)) _exit(1);
+    malloc_trim(0);
+}
+
 static void after_a_move(char *block) {
     char *wall = malloc(1 << 20);
     other = block;
@@ -45,5 +67,6 @@ static void after_a_move(char *block) {
 
 int main(void) {
     ends(inside), ends(inner_page), ends(behind), ends(twice), ends(twice_with_neighbours), ends(after_a_move);
+    ends(small_twice), ends(small_in_a_thread);
     return puts("done") < 0;
 }
