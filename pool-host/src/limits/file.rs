@@ -21,8 +21,16 @@ impl Path {
     }
 }
 
+#[cfg(test)]
+thread_local!(
+    /// Files that a test has read.
+    pub(super) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
+);
+
 /// Reads the first bytes of a file, at most as many as `text` has; `None` if it cannot be opened.
 pub(crate) fn read<'t>(path: &Path, text: &'t mut [u8]) -> Option<&'t [u8]> {
+    #[cfg(test)]
+    READS.set(READS.get() + 1);
     let path = CStr::from_bytes_until_nul(&path.0).ok()?;
     // SAFETY: `path` is a `CStr`, so it ends with a zero byte.
     let file = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
