@@ -15,18 +15,22 @@
 //! looks whether it is busy. Each has a barrier between the two (`barrier.rs`), so at most one of
 //! them works on the blocks (Dekker's algorithm). The other's barrier reaches all threads and is
 //! dear, so only threads that have made no request for a while are stopped.
-#![expect(unsafe_code, reason = "pages are given back by their addresses")]
+#![expect(
+    unsafe_code,
+    reason = "pages are given back by their addresses, and a bound is told to the compiler"
+)]
 
 use super::barrier;
 use crate::class::{CLASSES, Class};
 use crate::depot::{BATCH, Batch};
 use crate::pages::{PAGE, end_for};
 use crate::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire,
-    Ordering::Relaxed, Ordering::Release,
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
 };
 use crate::system;
 use crate::virtual_memory::{self, Zeroed};
+use std::hint::{assert_unchecked, cold_path};
 use std::ptr::{self, NonNull};
 
 /// Slots of a bin. The class decides how many of them are used.
@@ -51,7 +55,7 @@ struct Bin {
     /// writes it, and a put need not count a free.
     balance: AtomicU64,
     /// The most blocks that the bin may hold.
-    cap: AtomicU16,
+    cap: AtomicU32,
     /// The low 32 bits of the number of requests at the last look.
     seen: AtomicU32,
 }
@@ -64,13 +68,17 @@ const REQUEST: u64 = LEN + 1;
 const TURNS: u64 = 256 * REQUEST;
 
 /// The free blocks that one thread reaches without a lock.
+///
+/// The order of the fields is that in memory: all counters share the first page, and the slots of a class
+/// are on pages that a thread touches which uses the class.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct ThreadCache {
+    bins: [Bin; CLASSES],
     /// Whether the owner works on the bins.
     busy: AtomicBool,
     /// Whether another thread does, or wants to.
     stopped: AtomicBool,
-    bins: [Bin; CLASSES],
     /// Requests larger than all classes, and frees of such blocks.
     pub(super) large: [AtomicU64; 2],
     /// The bytes that all bins together may hold.
@@ -113,16 +121,16 @@ impl ThreadCache {
     #[expect(clippy::declare_interior_mutable_const, reason = "the value of one static")]
     #[expect(clippy::large_stack_arrays, reason = "made by the compiler, in a static")]
     pub(crate) const EMPTY: Self = Self {
-        busy: AtomicBool::new(false),
-        stopped: AtomicBool::new(true),
         bins: [const {
             Bin {
                 state: AtomicU64::new(0),
                 balance: AtomicU64::new(0),
-                cap: AtomicU16::new(0),
+                cap: AtomicU32::new(0),
                 seen: AtomicU32::new(0),
             }
         }; CLASSES],
+        busy: AtomicBool::new(false),
+        stopped: AtomicBool::new(true),
         large: [const { AtomicU64::new(0) }; 2],
         room: AtomicUsize::new(0),
         turns: AtomicU32::new(0),
@@ -161,16 +169,38 @@ impl ThreadCache {
     /// owner may call this.
     #[inline]
     pub(crate) fn put(&self, class: Class, block: *mut u8) -> bool {
+        self.put_if::<false>(class, block)
+    }
+
+    /// Puts a block as [`ThreadCache::put`] does, and ends the program if it is the one that was put
+    /// last.
+    #[inline]
+    pub(crate) fn put_new(&self, class: Class, block: *mut u8) -> bool {
+        self.put_if::<true>(class, block)
+    }
+
+    /// Puts a block as [`ThreadCache::put`] does. If it `LOOKS`, it ends the program where the block is the
+    /// one that was put last.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "the two callers are the hot path")]
+    fn put_if<const LOOKS: bool>(&self, class: Class, block: *mut u8) -> bool {
         if !self.begin() {
             return false;
         }
-        let bin = &self.bins[class.number() % CLASSES];
+        let (bin, slots) = self.bin(class);
         let state = bin.state.load(Relaxed);
-        let fits = state & LEN < u64::from(bin.cap.load(Relaxed));
+        let len = (state & LEN) as usize;
+        let fits = len < bin.cap.load(Relaxed) as usize;
+        if LOOKS && len > 0 && slots[(len - 1) % SLOTS].load(Relaxed) == block {
+            cold_path();
+            self.end();
+            end_for(block);
+        }
         barrier::switch();
         if fits {
-            self.slots[class.number() % CLASSES][(state & LEN) as usize % SLOTS]
-                .store(block, Relaxed);
+            // SAFETY: a cap is at most `SLOTS`, since `Held::set_cap` sets none above that.
+            unsafe { assert_unchecked(len < SLOTS) };
+            slots[len].store(block, Relaxed);
             // Release: a thread that takes the block back sees what was written to it.
             bin.state.store(state + 1, Release);
         }
@@ -178,16 +208,11 @@ impl ThreadCache {
         fits
     }
 
-    /// Puts a block as [`ThreadCache::put`] does, and ends the program if it is the one that was put
-    /// last.
-    #[inline]
-    pub(crate) fn put_new(&self, class: Class, block: *mut u8) -> bool {
-        let len = self.bins[class.number() % CLASSES].state.load(Relaxed) & LEN;
-        let last = &self.slots[class.number() % CLASSES][len.wrapping_sub(1) as usize % SLOTS];
-        if len > 0 && last.load(Relaxed) == block {
-            end_for(block);
-        }
-        self.put(class, block)
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "an address")]
+    fn bin(&self, class: Class) -> (&Bin, &[AtomicPtr<u8>; SLOTS]) {
+        let number = class.number() % CLASSES;
+        (&self.bins[number], &self.slots[number])
     }
 
     /// Begins work of the owner. Returns false if another thread works on the blocks.
@@ -197,6 +222,7 @@ impl ThreadCache {
         barrier::light();
         // Acquire: the owner sees what the other thread did before it let go.
         if self.stopped.load(Acquire) {
+            cold_path();
             self.end();
             return false;
         }
@@ -359,7 +385,7 @@ impl Held<'_> {
 
     /// Returns how many blocks a bin may hold.
     pub(super) fn cap(&self, class: Class) -> usize {
-        self.bin(class).cap.load(Relaxed).into()
+        self.bin(class).cap.load(Relaxed) as usize
     }
 
     /// Returns whether a bin holds as many blocks as it may.
@@ -441,10 +467,10 @@ impl Held<'_> {
     }
 
     fn set_cap(&self, class: Class, cap: usize) {
-        let (before, room) = (self.cap(class), &self.local.room);
+        let (before, room, cap) = (self.cap(class), &self.local.room, cap.min(SLOTS));
         let bytes = room.load(Relaxed) + cap * class.bytes();
         room.store(bytes - before * class.bytes(), Relaxed);
-        self.bin(class).cap.store(u16::try_from(cap).unwrap_or(0), Relaxed);
+        self.bin(class).cap.store(u32::try_from(cap).unwrap_or(0), Relaxed);
     }
 
     /// Returns how many blocks of a class no request needed since the last call. If there was no
