@@ -66,6 +66,8 @@ const LEN: u64 = 0xffff;
 const REQUEST: u64 = LEN + 1;
 /// Requests of a class after which one takes the slow path, which may read the clock.
 const TURNS: u64 = 256 * REQUEST;
+/// The most requests of a class after which one does in a thread that has a pace.
+const LONGEST_PACE: u32 = 64;
 
 /// The free blocks that one thread reaches without a lock.
 ///
@@ -85,6 +87,10 @@ pub(crate) struct ThreadCache {
     room: AtomicUsize,
     /// Slow-path calls of the owner; every so often one of them reads the clock.
     pub(super) turns: AtomicU32,
+    /// The most requests of a class after which one takes the slow path; 0 for [`TURNS`].
+    pace: AtomicU32,
+    /// Requests that bins count and that no program made, for the pace.
+    skipped: AtomicU64,
     /// Time at which the owner last read the clock, in milliseconds.
     pub(super) looked_at: AtomicU64,
     /// Time at which the blocks last aged, in milliseconds.
@@ -134,6 +140,8 @@ impl ThreadCache {
         large: [const { AtomicU64::new(0) }; 2],
         room: AtomicUsize::new(0),
         turns: AtomicU32::new(0),
+        pace: AtomicU32::new(0),
+        skipped: AtomicU64::new(0),
         looked_at: AtomicU64::new(0),
         aged_at: AtomicU64::new(0),
         freed: AtomicUsize::new(0),
@@ -285,6 +293,29 @@ impl ThreadCache {
         counter.store(counter.load(Relaxed) + 1, Relaxed);
     }
 
+    /// Sets how many requests of a class are served at most until one takes the slow path, which then
+    /// reads the clock: 1 if the last reading was long ago (`is_late`), and twice as many as before if
+    /// it was not, so that a thread which asks seldom reads it each time, and one which asks often does
+    /// not pay for it. Without `paces` it is [`TURNS`].
+    pub(super) fn pace(&self, paces: bool, is_late: bool) {
+        let before = self.pace.load(Relaxed);
+        let is_new = before == 0 || is_late;
+        let pace = if is_new { 1 } else { (2 * before).min(LONGEST_PACE) };
+        self.pace.store(if paces { pace } else { 0 }, Relaxed);
+        if paces
+            && before != 1
+            && is_new
+            && let Some(held) = self.hold()
+        {
+            Class::all().for_each(|class| held.skip(class));
+        }
+    }
+
+    /// Returns the requests that [`ThreadCache::counted`] counts, and as many frees, which no program made.
+    pub(super) fn skipped(&self) -> u64 {
+        self.skipped.load(Relaxed)
+    }
+
     /// Notes that the owner reads the clock at this time, in milliseconds.
     pub(super) fn looks(&self, now: u64) {
         if self.looked_at.swap(now, Relaxed) < now {
@@ -307,7 +338,8 @@ impl ThreadCache {
         is_time
     }
 
-    /// Returns the counters of a class. While the owner works, they may be inconsistent.
+    /// Returns the counters of a class, with the requests that were skipped. While the owner works, they
+    /// may be inconsistent.
     pub(crate) fn counted(&self, class: Class) -> Counted {
         let bin = &self.bins[class.number()];
         let state = bin.state.load(Relaxed);
@@ -412,6 +444,23 @@ impl Held<'_> {
         let state = &self.bin(class).state;
         state.store(state.load(Relaxed).wrapping_add(REQUEST), Relaxed);
         self.shift_balance(class, 1);
+        self.skip(class);
+    }
+
+    /// Skips requests of a class, so that the next one which takes the slow path comes as soon as the
+    /// pace says. They count as allocated and freed.
+    fn skip(&self, class: Class) {
+        let (bin, pace) = (self.bin(class), self.local.pace.load(Relaxed));
+        if pace == 0 {
+            return;
+        }
+        let state = bin.state.load(Relaxed);
+        let left = (TURNS - state % TURNS).div_ceil(REQUEST);
+        let skipped = left.saturating_sub(pace.into());
+        bin.state.store(state.wrapping_add(skipped * REQUEST), Relaxed);
+        #[expect(clippy::cast_possible_truncation, reason = "fewer than 256")]
+        bin.seen.store(bin.seen.load(Relaxed).wrapping_add(skipped as u32), Relaxed);
+        self.local.skipped.store(self.local.skipped.load(Relaxed) + skipped, Relaxed);
     }
 
     /// Counts a free that the slow path serves.
