@@ -25,8 +25,8 @@ use crate::class::{CLASSES, Class};
 use crate::depot::{BATCH, Batch};
 use crate::pages::{PAGE, end_for};
 use crate::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release,
+    AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire,
+    Ordering::Relaxed, Ordering::Release,
 };
 use crate::system;
 use crate::virtual_memory::{self, Zeroed};
@@ -55,7 +55,7 @@ struct Bin {
     /// writes it, and a put need not count a free.
     balance: AtomicU64,
     /// The most blocks that the bin may hold.
-    cap: AtomicU32,
+    cap: AtomicU16,
     /// The low 32 bits of the number of requests at the last look.
     seen: AtomicU32,
 }
@@ -131,7 +131,7 @@ impl ThreadCache {
             Bin {
                 state: AtomicU64::new(0),
                 balance: AtomicU64::new(0),
-                cap: AtomicU32::new(0),
+                cap: AtomicU16::new(0),
                 seen: AtomicU32::new(0),
             }
         }; CLASSES],
@@ -198,7 +198,7 @@ impl ThreadCache {
         let (bin, slots) = self.bin(class);
         let state = bin.state.load(Relaxed);
         let len = (state & LEN) as usize;
-        let fits = len < bin.cap.load(Relaxed) as usize;
+        let fits = len < usize::from(bin.cap.load(Relaxed));
         if LOOKS && len > 0 && slots[(len - 1) % SLOTS].load(Relaxed) == block {
             cold_path();
             self.end();
@@ -417,7 +417,7 @@ impl Held<'_> {
 
     /// Returns how many blocks a bin may hold.
     pub(super) fn cap(&self, class: Class) -> usize {
-        self.bin(class).cap.load(Relaxed) as usize
+        self.bin(class).cap.load(Relaxed).into()
     }
 
     /// Returns whether a bin holds as many blocks as it may.
@@ -519,7 +519,7 @@ impl Held<'_> {
         let (before, room, cap) = (self.cap(class), &self.local.room, cap.min(SLOTS));
         let bytes = room.load(Relaxed) + cap * class.bytes();
         room.store(bytes - before * class.bytes(), Relaxed);
-        self.bin(class).cap.store(u32::try_from(cap).unwrap_or(0), Relaxed);
+        self.bin(class).cap.store(u16::try_from(cap).unwrap_or(0), Relaxed);
     }
 
     /// Returns how many blocks of a class no request needed since the last call. If there was no
