@@ -307,7 +307,8 @@ impl ThreadCache {
             && is_new
             && let Some(held) = self.hold()
         {
-            Class::all().for_each(|class| held.skip(class));
+            let used = Class::all().filter(|class| held.cap(*class) > 0);
+            used.for_each(|class| held.skip(class));
         }
     }
 
