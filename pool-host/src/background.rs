@@ -84,6 +84,12 @@ impl Background {
             && !self.is_forbidden.load(Relaxed)
     }
 
+    /// Returns whether the thread is in this process, or is being made.
+    #[inline]
+    pub(crate) fn is_there(&self) -> bool {
+        self.there.load(Relaxed) == forks()
+    }
+
     /// Starts the thread if it was requested and is not in this process. It runs `run`.
     ///
     /// Allocations that starting the thread causes are served as usual: the state no longer

@@ -31,7 +31,8 @@ impl Memory {
 
     /// Reads the files of the control groups below `root`.
     fn read_under(root: &[u8]) -> Self {
-        let (room, machine) = (Room::of_process(root), system::physical_bytes());
+        let machine = system::physical_bytes();
+        let room = Room::of_process(root, machine);
         let group = room.limit.filter(|limit| machine.is_none_or(|machine| *limit < machine));
         let own = [system::address_limit_bytes(), system::data_limit_bytes()];
         let limits = [machine, room.left].into_iter().chain(own);

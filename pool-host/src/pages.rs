@@ -59,7 +59,7 @@ use std::ptr;
 /// Page size of this module in bytes. At least the system's page size, because the system takes
 /// memory back in its own pages.
 pub(crate) const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
-/// Bytes by which the mapped part of the range grows: a multiple of this.
+/// Bytes by which a large mapped part of the range grows: a multiple of this.
 const STEP: usize = 64 << 20;
 /// Largest request in bytes. The map keeps the length of a run, in pages, in 29 bits.
 const LARGEST: usize = 1 << 38;

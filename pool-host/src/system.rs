@@ -21,7 +21,31 @@ pub(crate) fn coarse_milliseconds() -> u64 {
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
     // A negative number, which this clock does not return, would count as 0.
     let part = |value: i64, per: u64| u64::try_from(value).unwrap_or(0).saturating_mul(per);
-    part(now.tv_sec, 1000) + part(now.tv_nsec, 1) / 1_000_000
+    part(now.tv_sec, 1000) + part(now.tv_nsec, 1) / 1_000_000 + passed()
+}
+
+/// The milliseconds by which a test is ahead of the clock.
+#[cfg(all(test, not(pool_counts)))]
+pub(crate) mod ahead {
+    use std::cell::Cell;
+
+    thread_local!(static PASSED: Cell<u64> = const { Cell::new(0) });
+
+    pub(super) fn passed() -> u64 {
+        PASSED.get()
+    }
+
+    /// Has so many milliseconds pass for the calling thread.
+    pub(crate) fn pass(milliseconds: u64) {
+        PASSED.set(PASSED.get() + milliseconds);
+    }
+}
+#[cfg(all(test, not(pool_counts)))]
+use ahead::passed;
+
+#[cfg(not(any(test, pool_counts)))]
+const fn passed() -> u64 {
+    0
 }
 
 /// The time of a build that counts, which is the same in each run.

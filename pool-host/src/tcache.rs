@@ -42,6 +42,7 @@ use inner::Inner;
 use pool_core::is_vfork_child;
 use role::{SERVING, UNDECIDED};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::hint::cold_path;
 use std::ptr;
 use std::time::Duration;
 use thread::{CACHE, own_thread_cache, thread_cache};
@@ -291,6 +292,7 @@ unsafe impl<A: GlobalAlloc + Sync + 'static> GlobalAlloc for Tcache<A> {
         {
             return block;
         }
+        cold_path();
         self.allocate_otherwise(layout, false)
     }
 
@@ -303,6 +305,7 @@ unsafe impl<A: GlobalAlloc + Sync + 'static> GlobalAlloc for Tcache<A> {
         if self.role.load(Relaxed) == SERVING && thread_cache().put(class, block) {
             return;
         }
+        cold_path();
         // SAFETY: as the caller says.
         unsafe { self.free_otherwise(block, layout) }
     }

@@ -8,9 +8,9 @@
 
 use crate::aligned::memalign;
 use crate::c::{free, malloc};
-use crate::libc_next::Own;
+use crate::libc_next::{self, Own};
 use std::ffi::{CStr, c_void};
-use std::mem::{self, MaybeUninit};
+use std::mem;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// Whether the program replaces a form that the C++ library's other forms call: one of the three
@@ -43,6 +43,9 @@ const LIBRARIES: &[&CStr] = &[c"libstdc++.so.6", c"libc++.so.1"];
 #[cold]
 pub(crate) fn is_replaced() -> bool {
     if REPLACED.load(Relaxed) == UNKNOWN {
+        // The address of an exported function would not do: that name means the program's own function
+        // if it has one.
+        let library_of = |address| libc_next::object_of(address).map(|object| object.base);
         let own = library_of((&raw const REPLACED).cast());
         let is_other = |form: &CStr| {
             // SAFETY: the name ends with a zero byte.
@@ -53,18 +56,6 @@ pub(crate) fn is_replaced() -> bool {
         REPLACED.store(if replaced { YES } else { NO }, Relaxed);
     }
     REPLACED.load(Relaxed) == YES
-}
-
-/// Returns where the library begins that has this address; null if none has it.
-///
-/// The address of an exported function would not do: that name means the program's own function if
-/// it has one.
-fn library_of(address: *const c_void) -> *mut c_void {
-    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: `dladdr` writes one `Dl_info` to `found`, if it finds the library.
-    unsafe { libc::dladdr(address, found.as_mut_ptr()) };
-    // SAFETY: all fields are pointers, and zero bytes are null pointers.
-    unsafe { found.assume_init() }.dli_fbase
 }
 
 /// Defines forms of `operator new`: `NAME(arguments) = allocation`.

@@ -1,9 +1,10 @@
 //! The C library's own functions, and those of the C++ library, which the exported ones hide.
 
-use libc::c_int;
+use libc::{c_char, c_int};
 use std::ffi::{CStr, c_void};
-use std::mem::{self, MaybeUninit};
+use std::mem;
 use std::ptr;
+use std::slice;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 unsafe extern "C" {
@@ -68,17 +69,55 @@ impl Own {
 
 /// Whether an address is in the library with this file name.
 fn is_in(address: *const c_void, library: &CStr) -> bool {
-    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: `dladdr` writes one `Dl_info` to `found`, if it finds the library.
-    unsafe { libc::dladdr(address, found.as_mut_ptr()) };
-    // SAFETY: all fields are pointers, and zero bytes are null pointers.
-    let path = unsafe { found.assume_init() }.dli_fname;
-    if path.is_null() {
-        return false;
-    }
-    // SAFETY: a name of the dynamic linker's ends with a zero byte and stays.
+    let Some(Object { path, .. }) = object_of(address) else { return false };
+    // SAFETY: a name of the dynamic linker's ends with a zero byte, and stays as long as the object: this
+    // library's own needs it, or the program does.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
     path.rsplit(|byte| *byte == b'/').next() == Some(library.to_bytes())
+}
+
+/// The program or a library.
+#[derive(Clone, Copy)]
+pub(crate) struct Object {
+    /// What is added to the addresses that its file names.
+    pub(crate) base: u64,
+    path: *const c_char,
+}
+
+/// Returns the object that has an address; `None` if none has it.
+///
+/// `dladdr` would tell, too, but it compares each symbol of the object: in the C library that took half of
+/// the instructions of a start.
+pub(crate) fn object_of(address: *const c_void) -> Option<Object> {
+    let mut search = Search { address: address.addr() as u64, found: None };
+    // SAFETY: `look` has the signature that is asked for. It gets `search`, which lives through the call,
+    // and which no other code uses meanwhile.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
+    search.found
+}
+
+/// What [`look`] looks for, and finds.
+struct Search {
+    address: u64,
+    found: Option<Object>,
+}
+
+/// Looks whether the address is in this object. Returns 1 if it is, which ends the search.
+unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
+    // SAFETY: the dynamic linker passes an object of its own, which stays as it is during the call.
+    let object = unsafe { &*object };
+    // SAFETY: `object_of` passes a `Search`, which nothing else uses.
+    let search = unsafe { &mut *search.cast::<Search>() };
+    // SAFETY: the dynamic linker passes where so many headers are, in memory of the object.
+    let headers = unsafe { slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()) };
+    let from_base = search.address.wrapping_sub(object.dlpi_addr);
+    let has = |header: &libc::Elf64_Phdr| {
+        header.p_type == libc::PT_LOAD && from_base.wrapping_sub(header.p_vaddr) < header.p_memsz
+    };
+    if headers.iter().any(has) {
+        search.found = Some(Object { base: object.dlpi_addr, path: object.dlpi_name });
+    }
+    c_int::from(search.found.is_some())
 }
 
 const C: &[&CStr] = &[c"libc.so.6"];

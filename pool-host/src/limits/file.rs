@@ -22,8 +22,16 @@ impl Path {
     }
 }
 
+#[cfg(test)]
+thread_local!(
+    /// Files that a test has read.
+    pub(super) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
+);
+
 /// Reads the first bytes of a file, at most as many as `text` has; `None` if it cannot be opened.
 pub(crate) fn read<'t>(path: &Path, text: &'t mut [u8]) -> Option<&'t [u8]> {
+    #[cfg(test)]
+    READS.set(READS.get() + 1);
     let path = CStr::from_bytes_until_nul(&path.0).ok()?;
     let file = kernel::open(path)?;
     let mut len = 0;

@@ -52,13 +52,13 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Returns what the groups of this process and those above them have. Each path begins with
-    /// `root`.
+    /// Returns what the groups of this process and those above them have, of a machine with so many
+    /// bytes. Each path begins with `root`.
     ///
     /// In a container the process's group may be at the top of the mount, while
     /// `/proc/self/cgroup` names the path that the group has outside. So the limit at the top of
     /// the mount is read too.
-    pub(super) fn of_process(root: &[u8]) -> Self {
+    pub(super) fn of_process(root: &[u8], machine: Option<u64>) -> Self {
         let (mut text, mut room) = ([0; TEXT], Self::default());
         let path = Path::of(&[root, b"/proc/self/cgroup"]);
         let groups = path.and_then(|path| read(&path, &mut text)).unwrap_or_default();
@@ -77,19 +77,22 @@ impl Room {
                 false => continue,
             };
             for files in versions {
-                room.add_groups(root, path, files);
+                room.add_groups(root, path, files, machine);
             }
         }
         room
     }
 
     /// Adds a group and those above it.
-    fn add_groups(&mut self, root: &[u8], path: &[u8], files: &Files) {
+    fn add_groups(&mut self, root: &[u8], path: &[u8], files: &Files, machine: Option<u64>) {
+        // What such a group leaves in any case is more than the machine has. The first version names
+        // a limit of 2^63 where there is none, and it takes longest to read what is used.
+        let limits = |limit: &u64| machine.is_none_or(|machine| limit / LEAST_PART < machine);
         let mut group = path.strip_suffix(b"/").unwrap_or(path);
         loop {
             let in_group = |file: &[u8]| number_in(&[root, files.mount, group, b"/", file]);
             let limit = files.limits.iter().filter_map(|file| in_group(file)).min();
-            if let Some(limit) = limit {
+            if let Some(limit) = limit.filter(limits) {
                 let usage = in_group(files.usage).unwrap_or(0);
                 let stat = [root, files.mount, group, b"/memory.stat"];
                 let reclaimable = sum_in(&stat, &files.reclaimable);
@@ -111,7 +114,9 @@ fn number_in(path: &[&[u8]]) -> Option<u64> {
     number(read(&Path::of(path)?, &mut text)?)
 }
 
-/// Returns the sum of the numbers behind these words, each at the start of a line of a file.
+/// Returns the sum of the numbers behind these words, each at the start of a line of a file. A function,
+/// so that a process without a limit needs no stack for the text.
+#[inline(never)]
 fn sum_in(path: &[&[u8]], words: &[&[u8]]) -> u64 {
     let mut text = [0; TEXT];
     let text = Path::of(path).and_then(|path| read(&path, &mut text)).unwrap_or_default();

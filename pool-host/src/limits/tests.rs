@@ -1,7 +1,7 @@
 //! Tests of the limits, on files that stand in for those of the system.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use super::file::PATH;
+use super::file::{PATH, READS};
 use super::*;
 use std::fs;
 
@@ -82,6 +82,20 @@ fn a_container_of_the_first_version_whose_path_is_the_hosts() {
         ("sys/fs/cgroup/cpu/memory.limit_in_bytes", "1\n"),
     ];
     assert_eq!(found(&files), Some(512 << 20));
+}
+
+/// To read what is used takes longest, at each start of a preloaded program.
+#[test]
+fn a_limit_beyond_the_machine_is_none_and_what_is_used_is_not_read() {
+    let none = found_in(&[]);
+    READS.set(0);
+    let files = [
+        ("proc/self/cgroup", "4:memory:/\n"),
+        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+        ("sys/fs/cgroup/memory/memory.usage_in_bytes", "9223372036854771712\n"),
+    ];
+    assert_eq!(found_in(&files), none);
+    assert_eq!(READS.get(), 2, "the groups, and the limit");
 }
 
 #[test]

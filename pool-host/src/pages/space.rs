@@ -14,6 +14,8 @@ const SIZES: [usize; 5] = [1 << 40, 1 << 36, 1 << 33, 1 << 30, 1 << 28];
 /// Divisor of `RLIMIT_AS`: at most a quarter of that limit is reserved for blocks, because the rest
 /// of the program needs addresses too.
 const PART_OF_LIMIT: u64 = 4;
+/// Bytes by which the usable part of the range first grows: the tags of their pages are on one page.
+const FIRST_STEP: usize = 4 << 20;
 /// Alignment of the range's start in bytes.
 const ALIGN: usize = CHUNK;
 /// Bytes that are opened and closed together. Each call takes about 1 us, and to touch the pages of
@@ -155,12 +157,16 @@ impl Space {
     /// Extends the map by at least `pages` pages, all closed. Returns the map of all pages, or
     /// `None` if there are no addresses or no memory.
     pub(super) fn grow(&mut self, pages: usize, mapping: &Mapping) -> Option<Map> {
-        let usable = self.usable.checked_add(pages.checked_next_multiple_of(STEP / PAGE)?)?;
         // A program may lower the limit unnoticed.
         let most = mapping.address_limit().map_or(usize::MAX, Self::most_under);
-        if usable > self.bytes.min(most) / PAGE {
+        let most = self.bytes.min(most) / PAGE;
+        if self.usable.checked_add(pages)? > most {
             return None;
         }
+        // As many again as there are: a small program has entries on few pages, and a large one makes
+        // few calls.
+        let step = self.usable.clamp(FIRST_STEP / PAGE, STEP / PAGE);
+        let usable = self.usable.saturating_add(pages.checked_next_multiple_of(step)?).min(most);
         for (map, entry) in self.maps() {
             let end = |pages: usize| (pages * entry).next_multiple_of(PAGE);
             let (from, to) = (end(self.usable), end(usable));

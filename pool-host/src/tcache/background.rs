@@ -4,6 +4,7 @@
 use super::inner::Inner;
 use super::thread::CACHE;
 use crate::background::{Background, LOOKING_STACK};
+use crate::pages::Pages;
 use std::alloc::GlobalAlloc;
 use std::ffi::c_void;
 use std::mem::needs_drop;
@@ -47,6 +48,12 @@ fn start() {
 /// Returns whether there is enough memory for a thread to look after it.
 fn is_much() -> bool {
     CACHE.pages.recent_bytes() >= MUCH
+}
+
+/// Returns whether there is enough memory for a thread to look after it, and none is there. A build that
+/// counts has none, and counts what it does where there is one.
+pub(super) fn is_missed(pages: &Pages) -> bool {
+    !cfg!(pool_counts) && pages.recent_bytes() >= MUCH && !THREAD.is_there()
 }
 
 /// Reads the clock again and again, and has the cache run the work that is due.

@@ -12,6 +12,7 @@ use crate::sync::atomic::Ordering::Relaxed;
 use crate::{stderr, system};
 use pool_core::is_vfork_child;
 use std::alloc::{GlobalAlloc, Layout};
+use std::hint::assert_unchecked;
 use std::ptr::{self, NonNull};
 
 /// The heap of a `malloc` that is written in another language.
@@ -115,7 +116,10 @@ impl CHeap {
     pub fn allocate_cached(&self, bytes: usize, align: usize) -> Option<NonNull<u8>> {
         let class = Class::of_part(bytes, align)?;
         // Threads without a cache would write to one line, of a static.
-        self.serves().then(|| NonNull::new(thread_cache().take(class)?))?
+        let block = self.serves().then(|| thread_cache().take(class))??;
+        // SAFETY: bins hold blocks, none of which is at address 0.
+        unsafe { assert_unchecked(!block.is_null()) };
+        NonNull::new(block)
     }
 
     /// Returns a block of at least `bytes` bytes; its contents are not specified.

@@ -16,10 +16,10 @@
 //! [`Cache::clear`] take as long as they need.
 #![expect(unsafe_code, reason = "blocks are given back to where they came from")]
 
-use super::barrier;
 use super::cache::Cache;
 use super::inner::Inner;
 use super::thread_cache::{SLOTS, ThreadCache};
+use super::{background, barrier};
 use crate::class::Class;
 use crate::depot::BATCH;
 use crate::sync::atomic::Ordering::Relaxed;
@@ -30,21 +30,29 @@ use std::alloc::GlobalAlloc;
 const PARKED_AFTER: u64 = 2;
 /// Slow-path calls of a thread between two reads of the clock.
 const TURNS: u32 = 16;
+/// Milliseconds between two reads of the clock by a thread that does the work of the background thread.
+const LATE: u64 = 10;
 /// The most thread caches of others from which one step takes blocks back.
 const CACHES: usize = 128;
 /// Factor by which decay is faster while memory is short.
 const HASTE: u64 = 4;
 
 impl Cache {
-    /// Counts a slow-path call of a thread, and every so often reads the clock.
+    /// Counts a slow-path call of a thread, and every so often reads the clock: each time where there is
+    /// work for the background thread and no such thread, and then it sets the pace of the thread's
+    /// hits, too.
     ///
     /// Does nothing for a thread without a thread cache.
     pub(super) fn turn<A: GlobalAlloc>(&self, local: Option<&ThreadCache>, inner: &Inner<'_, A>) {
         let Some(local) = local else { return };
         let turns = local.turns.load(Relaxed).wrapping_add(1);
         local.turns.store(turns, Relaxed);
-        if turns % TURNS == 0 {
+        let paces = self.clocks.every.load(Relaxed) > 0 && background::is_missed(&self.pages);
+        if paces || turns % TURNS == 0 {
+            let before = local.looked_at.load(Relaxed);
             self.look_now(Some(local), inner);
+            let is_late = local.looked_at.load(Relaxed).saturating_sub(before) >= LATE;
+            local.pace(paces, is_late);
         }
     }
 

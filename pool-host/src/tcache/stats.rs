@@ -165,6 +165,10 @@ impl Cache {
                 stats.live_bytes = stats.live_bytes.saturating_add(live);
             }
         }
+        for local in self.thread_caches.iter() {
+            stats.allocations = stats.allocations.saturating_sub(local.skipped());
+            stats.frees = stats.frees.saturating_sub(local.skipped());
+        }
         stats.live_bytes = stats.live_bytes.saturating_add(on_pages);
         stats.thread_caches = self.thread_caches.iter().count() as u64;
         let not_cached = stats.misses + stats.bypasses + stats.failures;

@@ -174,14 +174,22 @@ mod slot {
 
     #[inline]
     pub(super) fn get() -> &'static ThreadCache {
-        let local: *const ThreadCache;
-        // SAFETY: loads the variable, whose offset from the thread's control block is in the global
-        // offset table.
+        let (place, local): (usize, *const ThreadCache);
+        // SAFETY: loads the variable's offset from the thread's control block, which is in the global
+        // offset table and does not change. The compiler may load it once for several requests.
         unsafe {
             asm!(
-                "mov {local}, qword ptr [rip + bucketpool_thread_cache@GOTTPOFF]",
-                "mov {local}, qword ptr fs:[{local}]",
-                local = out(reg) local,
+                "mov {place}, qword ptr [rip + bucketpool_thread_cache@GOTTPOFF]",
+                place = lateout(reg) place,
+                options(nostack, preserves_flags, pure, nomem),
+            );
+        }
+        // SAFETY: loads the variable of this thread.
+        unsafe {
+            asm!(
+                "mov {local}, qword ptr fs:[{place}]",
+                place = in(reg) place,
+                local = lateout(reg) local,
                 options(nostack, preserves_flags, pure, readonly),
             );
         }

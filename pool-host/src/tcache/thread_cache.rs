@@ -15,7 +15,10 @@
 //! looks whether it is busy. Each has a barrier between the two (`barrier.rs`), so at most one of
 //! them works on the blocks (Dekker's algorithm). The other's barrier reaches all threads and is
 //! dear, so only threads that have made no request for a while are stopped.
-#![expect(unsafe_code, reason = "pages are given back by their addresses")]
+#![expect(
+    unsafe_code,
+    reason = "pages are given back by their addresses, and a bound is told to the compiler"
+)]
 
 use super::barrier;
 use crate::class::{CLASSES, Class};
@@ -27,6 +30,7 @@ use crate::sync::atomic::{
 };
 use crate::system;
 use crate::virtual_memory::{self, Zeroed};
+use std::hint::{assert_unchecked, cold_path};
 use std::ptr::{self, NonNull};
 
 /// Slots of a bin. The class decides how many of them are used.
@@ -62,21 +66,31 @@ const LEN: u64 = 0xffff;
 const REQUEST: u64 = LEN + 1;
 /// Requests of a class after which one takes the slow path, which may read the clock.
 const TURNS: u64 = 256 * REQUEST;
+/// The most requests of a class after which one does in a thread that has a pace.
+const LONGEST_PACE: u32 = 64;
 
 /// The free blocks that one thread reaches without a lock.
+///
+/// The order of the fields is that in memory: all counters share the first page, and the slots of a class
+/// are on pages that a thread touches which uses the class.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct ThreadCache {
+    bins: [Bin; CLASSES],
     /// Whether the owner works on the bins.
     busy: AtomicBool,
     /// Whether another thread does, or wants to.
     stopped: AtomicBool,
-    bins: [Bin; CLASSES],
     /// Requests larger than all classes, and frees of such blocks.
     pub(super) large: [AtomicU64; 2],
     /// The bytes that all bins together may hold.
     room: AtomicUsize,
     /// Slow-path calls of the owner; every so often one of them reads the clock.
     pub(super) turns: AtomicU32,
+    /// The most requests of a class after which one takes the slow path; 0 for [`TURNS`].
+    pace: AtomicU32,
+    /// Requests that bins count and that no program made, for the pace.
+    skipped: AtomicU64,
     /// Time at which the owner last read the clock, in milliseconds.
     pub(super) looked_at: AtomicU64,
     /// Time at which the blocks last aged, in milliseconds.
@@ -113,8 +127,6 @@ impl ThreadCache {
     #[expect(clippy::declare_interior_mutable_const, reason = "the value of one static")]
     #[expect(clippy::large_stack_arrays, reason = "made by the compiler, in a static")]
     pub(crate) const EMPTY: Self = Self {
-        busy: AtomicBool::new(false),
-        stopped: AtomicBool::new(true),
         bins: [const {
             Bin {
                 state: AtomicU64::new(0),
@@ -123,9 +135,13 @@ impl ThreadCache {
                 seen: AtomicU32::new(0),
             }
         }; CLASSES],
+        busy: AtomicBool::new(false),
+        stopped: AtomicBool::new(true),
         large: [const { AtomicU64::new(0) }; 2],
         room: AtomicUsize::new(0),
         turns: AtomicU32::new(0),
+        pace: AtomicU32::new(0),
+        skipped: AtomicU64::new(0),
         looked_at: AtomicU64::new(0),
         aged_at: AtomicU64::new(0),
         freed: AtomicUsize::new(0),
@@ -161,16 +177,38 @@ impl ThreadCache {
     /// owner may call this.
     #[inline]
     pub(crate) fn put(&self, class: Class, block: *mut u8) -> bool {
+        self.put_if::<false>(class, block)
+    }
+
+    /// Puts a block as [`ThreadCache::put`] does, and ends the program if it is the one that was put
+    /// last.
+    #[inline]
+    pub(crate) fn put_new(&self, class: Class, block: *mut u8) -> bool {
+        self.put_if::<true>(class, block)
+    }
+
+    /// Puts a block as [`ThreadCache::put`] does. If it `LOOKS`, it ends the program where the block is the
+    /// one that was put last.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "the two callers are the hot path")]
+    fn put_if<const LOOKS: bool>(&self, class: Class, block: *mut u8) -> bool {
         if !self.begin() {
             return false;
         }
-        let bin = &self.bins[class.number() % CLASSES];
+        let (bin, slots) = self.bin(class);
         let state = bin.state.load(Relaxed);
-        let fits = state & LEN < u64::from(bin.cap.load(Relaxed));
+        let len = (state & LEN) as usize;
+        let fits = len < usize::from(bin.cap.load(Relaxed));
+        if LOOKS && len > 0 && slots[(len - 1) % SLOTS].load(Relaxed) == block {
+            cold_path();
+            self.end();
+            end_for(block);
+        }
         barrier::switch();
         if fits {
-            self.slots[class.number() % CLASSES][(state & LEN) as usize % SLOTS]
-                .store(block, Relaxed);
+            // SAFETY: a cap is at most `SLOTS`, since `Held::set_cap` sets none above that.
+            unsafe { assert_unchecked(len < SLOTS) };
+            slots[len].store(block, Relaxed);
             // Release: a thread that takes the block back sees what was written to it.
             bin.state.store(state + 1, Release);
         }
@@ -178,16 +216,11 @@ impl ThreadCache {
         fits
     }
 
-    /// Puts a block as [`ThreadCache::put`] does, and ends the program if it is the one that was put
-    /// last.
-    #[inline]
-    pub(crate) fn put_new(&self, class: Class, block: *mut u8) -> bool {
-        let len = self.bins[class.number() % CLASSES].state.load(Relaxed) & LEN;
-        let last = &self.slots[class.number() % CLASSES][len.wrapping_sub(1) as usize % SLOTS];
-        if len > 0 && last.load(Relaxed) == block {
-            end_for(block);
-        }
-        self.put(class, block)
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "an address")]
+    fn bin(&self, class: Class) -> (&Bin, &[AtomicPtr<u8>; SLOTS]) {
+        let number = class.number() % CLASSES;
+        (&self.bins[number], &self.slots[number])
     }
 
     /// Begins work of the owner. Returns false if another thread works on the blocks.
@@ -197,6 +230,7 @@ impl ThreadCache {
         barrier::light();
         // Acquire: the owner sees what the other thread did before it let go.
         if self.stopped.load(Acquire) {
+            cold_path();
             self.end();
             return false;
         }
@@ -259,6 +293,30 @@ impl ThreadCache {
         counter.store(counter.load(Relaxed) + 1, Relaxed);
     }
 
+    /// Sets how many requests of a class are served at most until one takes the slow path, which then
+    /// reads the clock: 1 if the last reading was long ago (`is_late`), and twice as many as before if
+    /// it was not, so that a thread which asks seldom reads it each time, and one which asks often does
+    /// not pay for it. Without `paces` it is [`TURNS`].
+    pub(super) fn pace(&self, paces: bool, is_late: bool) {
+        let before = self.pace.load(Relaxed);
+        let is_new = before == 0 || is_late;
+        let pace = if is_new { 1 } else { (2 * before).min(LONGEST_PACE) };
+        self.pace.store(if paces { pace } else { 0 }, Relaxed);
+        if paces
+            && before != 1
+            && is_new
+            && let Some(held) = self.hold()
+        {
+            let used = Class::all().filter(|class| held.cap(*class) > 0);
+            used.for_each(|class| held.skip(class));
+        }
+    }
+
+    /// Returns the requests that [`ThreadCache::counted`] counts, and as many frees, which no program made.
+    pub(super) fn skipped(&self) -> u64 {
+        self.skipped.load(Relaxed)
+    }
+
     /// Notes that the owner reads the clock at this time, in milliseconds.
     pub(super) fn looks(&self, now: u64) {
         if self.looked_at.swap(now, Relaxed) < now {
@@ -281,7 +339,8 @@ impl ThreadCache {
         is_time
     }
 
-    /// Returns the counters of a class. While the owner works, they may be inconsistent.
+    /// Returns the counters of a class, with the requests that were skipped. While the owner works, they
+    /// may be inconsistent.
     pub(crate) fn counted(&self, class: Class) -> Counted {
         let bin = &self.bins[class.number()];
         let state = bin.state.load(Relaxed);
@@ -386,6 +445,23 @@ impl Held<'_> {
         let state = &self.bin(class).state;
         state.store(state.load(Relaxed).wrapping_add(REQUEST), Relaxed);
         self.shift_balance(class, 1);
+        self.skip(class);
+    }
+
+    /// Skips requests of a class, so that the next one which takes the slow path comes as soon as the
+    /// pace says. They count as allocated and freed.
+    fn skip(&self, class: Class) {
+        let (bin, pace) = (self.bin(class), self.local.pace.load(Relaxed));
+        if pace == 0 {
+            return;
+        }
+        let state = bin.state.load(Relaxed);
+        let left = (TURNS - state % TURNS).div_ceil(REQUEST);
+        let skipped = left.saturating_sub(pace.into());
+        bin.state.store(state.wrapping_add(skipped * REQUEST), Relaxed);
+        #[expect(clippy::cast_possible_truncation, reason = "fewer than 256")]
+        bin.seen.store(bin.seen.load(Relaxed).wrapping_add(skipped as u32), Relaxed);
+        self.local.skipped.store(self.local.skipped.load(Relaxed) + skipped, Relaxed);
     }
 
     /// Counts a free that the slow path serves.
@@ -441,7 +517,7 @@ impl Held<'_> {
     }
 
     fn set_cap(&self, class: Class, cap: usize) {
-        let (before, room) = (self.cap(class), &self.local.room);
+        let (before, room, cap) = (self.cap(class), &self.local.room, cap.min(SLOTS));
         let bytes = room.load(Relaxed) + cap * class.bytes();
         room.store(bytes - before * class.bytes(), Relaxed);
         self.bin(class).cap.store(u16::try_from(cap).unwrap_or(0), Relaxed);

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 
 mod loads;
+mod seldom;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
