@@ -279,7 +279,7 @@ impl PageHeap {
         let Some(block) = recent else { return self.allocate_slow(bytes, align, true) };
         self.counts.add_allocation(own_shard());
         // SAFETY: the block holds at least that many bytes, and this thread owns it.
-        unsafe { block.write_bytes(0, bytes) };
+        unsafe { self.pages.zero(block, bytes) };
         NonNull::new(block)
     }
 
@@ -294,7 +294,7 @@ impl PageHeap {
             heaps::wake_thread(&self.pages);
             if zeroed && !is_zero {
                 // SAFETY: the block holds at least that many bytes, and this thread owns it.
-                unsafe { block.write_bytes(0, bytes) };
+                unsafe { self.pages.zero(block, bytes) };
             }
             NonNull::new(block)
         })

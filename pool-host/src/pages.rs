@@ -12,6 +12,7 @@
 //!     Runs::release  runs.rs       under the lock: coalesces the run with its free neighbours
 //!     give_back      give_back.rs  returns pages beyond the recent need to the system, the oldest
 //!                                  first, a bounded number of pages in a call
+//!   Pages::zero      zero.rs       writes a block for a request that wants zeroes, or empties it
 //!   Spans::take      span.rs       a run divided into blocks of one class, for blocks of up to 64 KiB
 //! ```
 //!
@@ -40,6 +41,7 @@ mod space;
 pub(crate) mod span;
 #[cfg(all(test, not(any(miri, shuttle))))]
 pub(crate) mod tests;
+mod zero;
 
 use crate::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,

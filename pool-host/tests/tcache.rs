@@ -144,6 +144,81 @@ fn destructors_of_thread_locals_may_allocate() {
     }
 }
 
+/// The library's own destructor is called before those of keys which the program makes, and the blocks
+/// move to where all threads find them in batches all the same.
+#[test]
+#[cfg(target_os = "linux")]
+fn blocks_that_a_destructor_of_a_key_frees_go_through_the_cache_of_its_thread() {
+    const BLOCKS: usize = 20_000;
+    extern "C" fn end(list: *mut libc::c_void) {
+        let list = list.cast::<Vec<Box<[u64; 6]>>>();
+        // SAFETY: the thread made it of a box, and its value is passed once.
+        drop(unsafe { Box::from_raw(list) });
+    }
+    let _alone = alone();
+    let mut key = 0;
+    // SAFETY: `key` may be written, and `end` has the signature that is asked for.
+    assert_eq!(unsafe { libc::pthread_key_create(&raw mut key, Some(end)) }, 0);
+    let work = move || {
+        let list: Box<Vec<Box<[u64; 6]>>> = Box::new((0..BLOCKS).map(|_| Box::default()).collect());
+        // SAFETY: the key exists, and any value is one.
+        assert_eq!(unsafe { libc::pthread_setspecific(key, Box::into_raw(list).cast()) }, 0);
+    };
+    for round in 0..20 {
+        let before = ALLOCATOR.stats();
+        thread::spawn(work).join().unwrap();
+        let after = ALLOCATOR.stats();
+        // A bin has 64 blocks, and a batch 32.
+        let flushes = after.flushes - before.flushes;
+        assert!(flushes >= (BLOCKS / 32 - 8) as u64, "{flushes} batches, round {round}");
+        assert!(round == 0 || after.thread_caches == before.thread_caches, "it was given up");
+    }
+    // SAFETY: no thread uses it any more.
+    assert_eq!(unsafe { libc::pthread_key_delete(key) }, 0);
+}
+
+/// Bytes of a large vector are zero, whether its memory was used little or wholly, and what is used
+/// little keeps few pages.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_zeroed_vector_of_which_little_is_used_takes_little_memory() {
+    const BYTES: usize = 24 << 20;
+    let _alone = alone();
+    let mut random = 54_u64;
+    for round in 0..12 {
+        let mut vector = vec![0_u8; BYTES];
+        let before = resident_pages(&vector);
+        assert!(round == 0 || before < 300, "{before} pages have memory, round {round}");
+        for _ in 0..100 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            vector[usize::try_from(random >> 33).unwrap() % BYTES] = 1;
+        }
+        drop(std::hint::black_box(vector));
+    }
+    let place = bytes_of(&vec![1_u8; BYTES]);
+    for round in 0..3 {
+        let vector = vec![0_u8; BYTES];
+        assert!(vector.iter().all(|byte| *byte == 0), "round {round}");
+        if round == 0 && bytes_of(&vector) == place {
+            assert_eq!(resident_pages(&vector), BYTES / 4096, "it was all used, and stays warm");
+        }
+    }
+}
+
+/// Returns how many pages that begin in these bytes have memory behind them.
+#[cfg(target_os = "linux")]
+fn resident_pages(bytes: &[u8]) -> usize {
+    let start = bytes.as_ptr().addr().next_multiple_of(4096);
+    let length = (bytes.as_ptr().addr() + bytes.len()).saturating_sub(start);
+    let mut pages = vec![0_u8; length.div_ceil(4096)];
+    let at = std::ptr::with_exposed_provenance_mut(start);
+    // SAFETY: `mincore` writes one byte for each page of the range, and `pages` has that many. It
+    // reads no byte of the range, which is mapped, since the caller borrows it.
+    let done = unsafe { libc::mincore(at, length, pages.as_mut_ptr()) };
+    assert_eq!(done, 0);
+    pages.iter().filter(|page| **page & 1 == 1).count()
+}
+
 #[test]
 fn a_panic_while_buffers_are_held_gives_them_back() {
     let _alone = alone();

@@ -411,6 +411,8 @@ fn what_went_back_counts_no_more() {
 /// wanted at once: 50 MiB may be cached, and from 100 MiB on the system may take what is.
 #[test]
 fn the_system_may_take_what_a_container_has_cached() {
+    // The system takes no page that a child shares.
+    let _quiet = without_forks();
     let pages = Pages::new();
     pages.configure(50 * MIB, 1000);
     pages.lend_from(100 << 20);

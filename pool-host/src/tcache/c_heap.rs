@@ -143,7 +143,7 @@ impl CHeap {
         };
         if !is_zero {
             // SAFETY: the block holds at least that many bytes, and this thread owns it.
-            unsafe { block.write_bytes(0, bytes) };
+            unsafe { CACHE.pages.zero(block.as_ptr(), bytes) };
         }
         Some(block)
     }

@@ -236,8 +236,8 @@ impl Cache {
     /// works on it.
     pub(crate) fn leave(&self, local: &ThreadCache) {
         if let Some(held) = local.hold() {
-            for class in Class::all() {
-                for _ in 0..SLOTS.div_ceil(BATCH) {
+            for class in local.roomy() {
+                for _ in 0..held.len(class).div_ceil(BATCH) {
                     let batch = held.take_oldest(class, BATCH);
                     // SAFETY: as in `Cache::free`; no thread cache has these blocks any more.
                     let mut others = unsafe { self.put_on_pages(class, &batch) };

@@ -36,7 +36,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         };
         if zeroed && !taken.zeroed && !taken.block.is_null() {
             // SAFETY: a block for this layout holds that many bytes.
-            unsafe { taken.block.write_bytes(0, layout.size()) };
+            unsafe { CACHE.pages.zero(taken.block, layout.size()) };
         }
         taken.block
     }

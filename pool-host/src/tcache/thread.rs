@@ -42,20 +42,30 @@ pub(super) fn watch_ends() -> bool {
     key.is_some()
 }
 
-/// Gives up the thread cache of a thread that ends.
-extern "C" fn at_exit(_: *mut c_void) {
+/// Gives up the thread cache of a thread that ends, when it is called a second time.
+///
+/// The key is mostly the first of the process, so its destructor runs before those of the program, which may
+/// free all that the thread had. The C library calls destructors as long as one of them has set a value, but
+/// no more than four times (`PTHREAD_DESTRUCTOR_ITERATIONS`): the second call comes after all destructors
+/// have run once. It comes also if the first request of a thread is made by one of its destructors, unless
+/// that runs in the third or fourth round.
+extern "C" fn at_exit(value: *mut c_void) {
     let local = thread_cache();
+    let is_first = !ptr::eq(value.cast_const().cast(), &raw const LEFT);
+    if is_first && is_own(local) && register(&LEFT) {
+        return;
+    }
     slot::set(&LEFT);
     if is_own(local) {
         CACHE.leave(local);
     }
 }
 
-/// Has [`at_exit`] called when this thread ends, also if it is ending already. Returns false if the
-/// system has no memory for that.
+/// Has [`at_exit`] called with this value when this thread ends, also if it is ending already. Returns
+/// false if the system has no memory for that.
 #[expect(unsafe_code, reason = "the system is called through C")]
-fn register(local: &'static ThreadCache) -> bool {
-    let value = ptr::from_ref(local).cast::<c_void>();
+fn register(value: &'static ThreadCache) -> bool {
+    let value = ptr::from_ref(value).cast::<c_void>();
     // SAFETY: the key was made by `watch_ends`, which never deletes it.
     let set = |key| unsafe { libc::pthread_setspecific(key, value) == 0 };
     KEY.get().copied().flatten().is_some_and(set)

@@ -85,6 +85,9 @@ pub(crate) struct ThreadCache {
     pub(super) large: [AtomicU64; 2],
     /// The bytes that all bins together may hold.
     room: AtomicUsize,
+    /// The bins that may hold blocks, one bit for each. Most threads use few classes, and their bins are far
+    /// apart.
+    roomy: [AtomicU64; CLASSES.div_ceil(64)],
     /// Slow-path calls of the owner; every so often one of them reads the clock.
     pub(super) turns: AtomicU32,
     /// The most requests of a class after which one takes the slow path; 0 for [`TURNS`].
@@ -103,6 +106,8 @@ pub(crate) struct ThreadCache {
     pub(super) in_use: AtomicBool,
     /// The next in the list of all thread caches.
     pub(super) next: AtomicPtr<ThreadCache>,
+    /// The one below it in a stack of those without an owner.
+    pub(super) below: AtomicPtr<ThreadCache>,
     /// The blocks of each bin, the oldest first.
     slots: [[AtomicPtr<u8>; SLOTS]; CLASSES],
 }
@@ -139,6 +144,7 @@ impl ThreadCache {
         stopped: AtomicBool::new(true),
         large: [const { AtomicU64::new(0) }; 2],
         room: AtomicUsize::new(0),
+        roomy: [const { AtomicU64::new(0) }; CLASSES.div_ceil(64)],
         turns: AtomicU32::new(0),
         pace: AtomicU32::new(0),
         skipped: AtomicU64::new(0),
@@ -148,6 +154,7 @@ impl ThreadCache {
         freed_most: AtomicUsize::new(0),
         in_use: AtomicBool::new(false),
         next: AtomicPtr::new(ptr::null_mut()),
+        below: AtomicPtr::new(ptr::null_mut()),
         slots: [const { [const { AtomicPtr::new(ptr::null_mut()) }; SLOTS] }; CLASSES],
     };
 
@@ -354,7 +361,17 @@ impl ThreadCache {
 
     /// Returns the bytes of the free blocks.
     pub(crate) fn bytes(&self) -> usize {
-        Class::all().map(|class| self.counted(class).blocks * class.bytes()).sum()
+        self.roomy().map(|class| self.counted(class).blocks * class.bytes()).sum()
+    }
+
+    /// Returns the classes whose bins may hold blocks.
+    pub(super) fn roomy(&self) -> impl Iterator<Item = Class> {
+        self.roomy.iter().enumerate().flat_map(|(at, word)| {
+            let without_lowest = |left: &u64| Some(left & (left - 1)).filter(|left| *left > 0);
+            let first = Some(word.load(Relaxed)).filter(|left| *left > 0);
+            std::iter::successors(first, without_lowest)
+                .map(move |left| Class::numbered(64 * at + left.trailing_zeros() as usize))
+        })
     }
 
     /// Returns the bytes that all bins together may hold.
@@ -521,6 +538,9 @@ impl Held<'_> {
         let bytes = room.load(Relaxed) + cap * class.bytes();
         room.store(bytes - before * class.bytes(), Relaxed);
         self.bin(class).cap.store(u16::try_from(cap).unwrap_or(0), Relaxed);
+        let (word, bit) = (&self.local.roomy[class.number() / 64], 1 << (class.number() % 64));
+        let others = word.load(Relaxed) & !bit;
+        word.store(if cap > 0 { others | bit } else { others }, Relaxed);
     }
 
     /// Returns how many blocks of a class no request needed since the last call. If there was no

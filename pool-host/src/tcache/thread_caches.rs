@@ -3,12 +3,14 @@
 //! A new thread takes over a thread cache that an ended thread left, with its counters. A thread
 //! cache is never unmapped, so their number is the peak number of threads alive at the same time.
 
+mod stack;
+
 use super::thread_cache::ThreadCache;
 use crate::sync::atomic::{
     AtomicPtr, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release,
 };
 use crate::virtual_memory;
+use stack::Stack;
 use std::ptr;
 
 /// The most thread caches that one call looks at.
@@ -16,14 +18,17 @@ const LOOKS: usize = 1 << 12;
 /// Thread caches without an owner whose slots stay warm for new threads.
 const WARM: usize = 16;
 
-/// A linked list of all thread caches. Thread caches are added to it and never removed.
+/// A linked list of all thread caches, to which they are added and from which none is removed, and stacks
+/// of those without an owner.
 #[derive(Debug)]
 pub(crate) struct ThreadCaches {
     first: AtomicPtr<ThreadCache>,
     /// The thread cache at which the next visit starts; null for the first.
     cursor: AtomicPtr<ThreadCache>,
-    /// Number of thread caches without an owner.
-    free: AtomicUsize,
+    /// Those without an owner whose slots are warm; they serve first.
+    warm: Stack,
+    /// Those without an owner whose slots went back.
+    cold: Stack,
     /// Number of thread caches with one.
     owners: AtomicUsize,
     /// Number of owners that made requests lately, as last counted; those that came since count too.
@@ -38,7 +43,8 @@ impl ThreadCaches {
         Self {
             first: AtomicPtr::new(ptr::null_mut()),
             cursor: AtomicPtr::new(ptr::null_mut()),
-            free: AtomicUsize::new(0),
+            warm: Stack::new(),
+            cold: Stack::new(),
             owners: AtomicUsize::new(0),
             active: AtomicUsize::new(0),
             rooms: AtomicUsize::new(0),
@@ -49,19 +55,12 @@ impl ThreadCaches {
     ///
     /// `None` if the system has no memory.
     pub(crate) fn enter(&self) -> Option<&'static ThreadCache> {
-        let free = |local: &&ThreadCache| {
-            !local.in_use.load(Relaxed)
-                && local.in_use.compare_exchange(false, true, Acquire, Relaxed).is_ok()
-        };
-        let found = self.iter().find(free);
-        if found.is_some() {
-            // A forked child frees caches that are not counted, so this does not go below 0.
-            let _ = self.free.fetch_update(Relaxed, Relaxed, |free| free.checked_sub(1));
-        }
-        let entered = found.or_else(|| self.add());
-        self.owners.fetch_add(usize::from(entered.is_some()), Relaxed);
-        self.active.fetch_add(usize::from(entered.is_some()), Relaxed);
-        entered
+        let found = self.warm.take().or_else(|| self.cold.take());
+        let entered = found.or_else(|| self.add())?;
+        entered.in_use.store(true, Relaxed);
+        self.owners.fetch_add(1, Relaxed);
+        self.active.fetch_add(1, Relaxed);
+        Some(entered)
     }
 
     /// Makes a thread cache that the calling thread owns available to new threads. If many are, the
@@ -70,18 +69,19 @@ impl ThreadCaches {
         self.owners.fetch_sub(1, Relaxed);
         // It may have been counted as one that makes no requests.
         let _ = self.active.fetch_update(Relaxed, Relaxed, |active| active.checked_sub(1));
-        if self.free.fetch_add(1, Relaxed) >= WARM && !keeps {
+        local.in_use.store(false, Relaxed);
+        if keeps || self.warm.len() < WARM {
+            self.warm.put(local);
+        } else {
             local.forget_slots();
+            self.cold.put(local);
         }
-        // Release: the next owner, whose exchange acquires, sees the changes of this one.
-        local.in_use.store(false, Release);
     }
 
     /// Maps a thread cache and adds it to the front of the list.
     #[cold]
     fn add(&self) -> Option<&'static ThreadCache> {
         let local = virtual_memory::zeroed::<ThreadCache>(1)?.first()?;
-        local.in_use.store(true, Relaxed);
         let address = ptr::from_ref(local).cast_mut();
         let mut first = self.first.load(Relaxed);
         loop {
@@ -100,8 +100,13 @@ impl ThreadCaches {
     /// use for good. Its blocks are lost to the child.
     pub(crate) fn keep_alone(&self, own: &ThreadCache) {
         let others = self.iter().filter(|local| !ptr::eq(*local, own));
-        let whole = others.filter(|local| !local.is_torn());
-        whole.for_each(|local| local.in_use.store(false, Relaxed));
+        // The parent may have had some that were in a stack no more and had no owner yet.
+        self.warm.clear();
+        self.cold.clear();
+        for whole in others.filter(|local| !local.is_torn()) {
+            whole.in_use.store(false, Relaxed);
+            self.warm.put(whole);
+        }
         let owners = usize::from(own.in_use.load(Relaxed));
         self.owners.store(owners, Relaxed);
         self.active.store(owners, Relaxed);
@@ -172,6 +177,8 @@ impl ThreadCaches {
 
 /// Returns the thread cache that a link points to.
 fn at(link: &AtomicPtr<ThreadCache>) -> Option<&'static ThreadCache> {
+    #[cfg(test)]
+    FOLLOWED.set(FOLLOWED.get() + 1);
     #[expect(unsafe_code, reason = "a list without an allocator")]
     // SAFETY: a link is null, or `add` stored a pointer to a thread cache there, which
     // `virtual_memory::zeroed` initialised and which is never unmapped. `add` published it with
@@ -180,4 +187,10 @@ fn at(link: &AtomicPtr<ThreadCache>) -> Option<&'static ThreadCache> {
     unsafe {
         link.load(Acquire).as_ref()
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many links of the list of all thread caches this thread has followed.
+    pub(crate) static FOLLOWED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }

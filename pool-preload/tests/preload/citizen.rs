@@ -56,6 +56,15 @@ fn arrays_that_grow_stay_sparse_and_copy_little() {
 }
 
 #[test]
+fn zeroed_blocks_cost_what_is_used_of_them() {
+    let program = compiled("zeroed.c", &["-fno-builtin"]);
+    is_done(&run(&program, &[Path::new("warm")], "limit=1G"));
+    is_done(&run(&program, &[Path::new("warm")], "limit=1G,background=off"));
+    is_done(&run(&program, &[], "unmap"));
+    is_done(&run(&program, &[], "limit=1M,decay=1"));
+}
+
+#[test]
 fn advice_of_a_program_ends_with_its_blocks() {
     as_without("advised.c", &["", "unmap"]);
 }

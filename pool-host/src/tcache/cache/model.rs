@@ -208,6 +208,44 @@ fn model_each_block_of_a_stopped_thread_has_one_owner() {
     });
 }
 
+/// Three threads begin and end while others do. Each thread cache has one owner at a time.
+#[test]
+fn model_no_thread_cache_has_two_owners() {
+    check(|| {
+        let world = world();
+        let owned: Arc<Mutex<HashSet<usize>>> = Arc::default();
+        let begins = |world: &World, owned: &Mutex<HashSet<usize>>| {
+            let local = world.cache.thread_caches.enter().unwrap();
+            assert!(owned.lock().unwrap().insert(std::ptr::from_ref(local).addr()), "two owners");
+            local
+        };
+        let ends = |world: &World, owned: &Mutex<HashSet<usize>>, local: &ThreadCache| {
+            assert!(owned.lock().unwrap().remove(&std::ptr::from_ref(local).addr()));
+            world.cache.thread_caches.leave(local, true);
+        };
+        let first = [(); 3].map(|()| begins(&world, &owned));
+        first.into_iter().for_each(|local| ends(&world, &owned, local));
+        let threads: Vec<_> = (0..3)
+            .map(|number| {
+                let (world, owned) = (world.clone(), owned.clone());
+                thread::spawn(move || {
+                    for _ in 0..4 {
+                        // Some have two at a time, so that one comes back below another.
+                        let local = begins(&world, &owned);
+                        let other = (number > 0).then(|| begins(&world, &owned));
+                        ends(&world, &owned, local);
+                        other.into_iter().for_each(|local| ends(&world, &owned, local));
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let count = world.cache.thread_caches.iter().count();
+        (0..count).for_each(|_| drop(begins(&world, &owned)));
+        assert_eq!(world.cache.thread_caches.iter().count(), count, "none is lost");
+    });
+}
+
 fn addr(block: *mut u8) -> usize {
     block.addr()
 }

@@ -6,6 +6,7 @@
 )]
 
 use super::super::stats::TcacheStats;
+use super::super::thread_caches::FOLLOWED;
 use super::*;
 use crate::pages::PAGE;
 use crate::pages::span::{span_blocks, span_bytes};
@@ -621,4 +622,49 @@ fn a_thread_at_work_has_the_part_of_those_that_are_parked() {
     cache.thread_caches.survey(9000);
     let alone = cache.most_of_thread(caches[0]);
     assert!(alone > 10 * among_all && alone <= 16 * MIB, "{alone} after {among_all}");
+}
+
+#[test]
+fn a_thread_that_begins_or_ends_looks_at_no_other_one() {
+    let cache = cache(MIB, 64 * KIB);
+    let living: Vec<_> = (0..1000).map(|_| cache.thread_caches.enter().unwrap()).collect();
+    cache.leave(living[500]);
+    let before = FOLLOWED.get();
+    for _ in 0..100 {
+        cache.leave(cache.thread_caches.enter().unwrap());
+    }
+    assert_eq!(FOLLOWED.get() - before, 0, "links from one thread cache to the next");
+    assert_eq!(cache.thread_caches.iter().count(), 1000);
+}
+
+/// The slots of the others have gone back, and each page of them is a fault.
+#[test]
+fn threads_that_begin_get_warm_thread_caches_first() {
+    let cache = cache(MIB, 64 * KIB);
+    let left: Vec<_> = (0..40).map(|_| cache.thread_caches.enter().unwrap()).collect();
+    left.iter().for_each(|local| cache.leave(local));
+    let warm = |local: &ThreadCache| left[..16].iter().any(|other| std::ptr::eq(*other, local));
+    for _ in 0..3 {
+        let next: Vec<_> = (0..16).map(|_| cache.thread_caches.enter().unwrap()).collect();
+        assert!(next.iter().all(|local| warm(local)));
+        next.iter().for_each(|local| cache.leave(local));
+    }
+    let all: Vec<_> = (0..40).map(|_| cache.thread_caches.enter().unwrap()).collect();
+    assert_eq!((all.len(), cache.thread_caches.iter().count()), (40, 40), "none is lost");
+}
+
+#[test]
+fn a_look_at_a_thread_cache_finds_all_of_its_blocks_in_the_bins_with_room() {
+    let (cache, below) = (cache(64 * MIB, 8 * MIB), Below::default());
+    let local = cache.thread_caches.enter().unwrap();
+    let used = [16, 1000, 5 * KIB, 40 * KIB].map(|bytes| Class::of(layout(bytes)).unwrap());
+    for class in used {
+        let block = cache.allocate(Some(local), class, false, &below.inner()).block;
+        unsafe { cache.free(Some(local), class, block, &below.inner()) };
+    }
+    assert_eq!(local.roomy().collect::<Vec<_>>(), used);
+    let all: usize = Class::all().map(|class| local.counted(class).blocks * class.bytes()).sum();
+    assert_eq!((local.bytes(), all > 0), (all, true));
+    cache.leave(local);
+    assert_eq!(Class::all().map(|class| local.counted(class).blocks).sum::<usize>(), 0);
 }
