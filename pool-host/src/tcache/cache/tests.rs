@@ -15,6 +15,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 
+mod bounds;
 mod loads;
 
 const KIB: usize = 1 << 10;
