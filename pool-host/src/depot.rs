@@ -11,20 +11,26 @@
 //!                         back to the pages
 //! ```
 //!
-//! Blocks that one thread frees and another takes pass through `recent` and touch no span. What no
-//! request needed for a while moves to the spans ([`Depot::age`]).
+//! Blocks that one thread frees and another takes pass through `recent` and touch no span. All
+//! classes together have a bounded number of bytes there ([`Depot::most_now`]). A class that finds no
+//! room puts blocks into the spans, and takes room from classes that did not need theirs. What no
+//! request needed for a while moves to the spans ([`Depot::age`]), and pages between blocks in use go
+//! back ([`Depot::give_back`]); each call does a bounded part of that.
 //!
 //! Like the pages, no list is waited for while another thread forks. A request is then refused, and
-//! a block that comes back is linked to those that the next thread takes in which has the lock.
-#![expect(unsafe_code, reason = "blocks that wait are linked through their bytes")]
+//! a block that comes back is linked to those that the next thread takes in which has the lock. A
+//! fork writes to each lock that a thread ever took, so the locks are on few pages.
+#![expect(unsafe_code, reason = "what a lock guards is not beside it")]
+
+mod list;
 
 use crate::class::{CLASSES, Class};
 use crate::pages::lock::ForkLock;
-use crate::pages::span::{Spans, span_bytes};
+use crate::pages::span::span_bytes;
 use crate::pages::{Pages, end_once_for};
-use crate::sync::atomic::{
-    AtomicPtr, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
+use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use list::{ClassList, Held, Recent};
+use std::cell::UnsafeCell;
 use std::ptr;
 
 /// The most blocks of a batch.
@@ -34,11 +40,15 @@ const BATCH_BYTES: usize = 256 << 10;
 /// The most recent blocks of a class, and their most bytes.
 const RECENT: usize = 16 * BATCH;
 const RECENT_BYTES: usize = 8 * BATCH_BYTES;
-/// Calls of [`Depot::age`] after which a span that nobody used loses the memory of its free pages.
-const CALLS: u32 = 10;
-/// The most spans of a class that one call looks at, and that lose memory in it.
-const LOOKS: usize = 256;
-const SPANS: usize = 16;
+/// The part of the cached limit that the recent blocks of all classes may have, as a divisor.
+const PART_OF_LIMIT: usize = 8;
+/// The part of the used pages that they may have beyond [`LEAST`], as a divisor.
+const PART_OF_USED: usize = 8;
+const LEAST: usize = 2 << 20;
+/// The most classes from which a call that finds no room takes some.
+const CLASSES_FOR_ROOM: usize = 8;
+/// Rounds of [`Depot::age`] after which a span that nobody used loses the memory of its free pages.
+const ROUNDS: u32 = 10;
 
 /// Returns how many blocks of a class move at once.
 pub(crate) const fn batch_len(class: Class) -> usize {
@@ -89,157 +99,58 @@ impl Batch {
 }
 
 /// The free blocks of all classes. Those on pages only: blocks of an inner allocator go back to it.
+///
+/// What a fork writes to comes first, on few pages.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Depot {
     lists: [ClassList; CLASSES],
-}
-
-/// The free blocks of one class, and figures that are read without its lock.
-///
-/// It is aligned to two cache lines, because processors fetch lines in pairs.
-#[derive(Debug)]
-#[repr(align(128))]
-struct ClassList {
-    inside: ForkLock<Contents>,
-    /// Blocks that came back while another thread forked, linked through their first bytes.
-    late: AtomicPtr<u8>,
-    /// Recent blocks, as of the last call under the lock.
-    recent: AtomicUsize,
-    /// Free blocks of spans, as of the last call under the lock.
-    free: AtomicUsize,
-    /// Spans, as of the last call under the lock.
-    spans: AtomicUsize,
-    /// Requests of threads without a thread cache, and blocks that these threads freed.
-    cacheless: [AtomicU64; 2],
-}
-
-/// The part of a list that its lock guards.
-#[derive(Debug)]
-struct Contents {
-    /// Free blocks, the newest last.
-    recent: [*mut u8; RECENT],
-    len: usize,
-    /// The fewest of them since the last call of [`Depot::age`]: no request needed these.
-    low: usize,
-    spans: Spans,
-}
-
-// SAFETY: the pointers are blocks that no thread owns.
-unsafe impl Send for Contents {}
-
-impl Contents {
-    /// Moves the oldest recent blocks to their spans.
-    fn retire(&mut self, class: Class, blocks: usize, pages: &Pages) {
-        for block in &self.recent[..blocks] {
-            self.spans.put(class, *block, pages);
-        }
-        self.recent.copy_within(blocks..self.len, 0);
-        self.len -= blocks;
-        self.low = self.low.min(self.len);
-    }
-
-    /// Takes in a free block.
-    fn put(&mut self, class: Class, block: *mut u8, pages: &Pages) {
-        let most = at_most(RECENT, RECENT_BYTES, class);
-        if self.len >= most {
-            self.retire(class, most.div_ceil(2), pages);
-        }
-        self.recent[self.len] = block;
-        self.len += 1;
-    }
-
-    /// Takes free blocks: at least one, and at most `most` and [`BATCH`] of them. `None` if there is
-    /// no memory.
-    fn take(&mut self, class: Class, most: usize, pages: &Pages) -> Option<Batch> {
-        let mut batch = Batch::EMPTY;
-        if self.len == 0 {
-            let places = &mut batch.blocks[..most.clamp(1, BATCH)];
-            batch.len = self.spans.take(class, places, pages);
-            return (batch.len > 0).then_some(batch);
-        }
-        let stays = self.len.saturating_sub(most.clamp(1, BATCH));
-        self.recent[stays..self.len].iter().for_each(|block| batch.add(*block));
-        self.len = stays;
-        self.low = self.low.min(stays);
-        Some(batch)
-    }
-}
-
-impl ClassList {
-    const fn new() -> Self {
-        let inside =
-            Contents { recent: [ptr::null_mut(); RECENT], len: 0, low: 0, spans: Spans::new() };
-        Self {
-            inside: ForkLock::new(inside),
-            late: AtomicPtr::new(ptr::null_mut()),
-            recent: AtomicUsize::new(0),
-            free: AtomicUsize::new(0),
-            spans: AtomicUsize::new(0),
-            cacheless: [AtomicU64::new(0), AtomicU64::new(0)],
-        }
-    }
-
-    /// Runs `work` under the lock, after what came during a fork. `None` if another thread forks.
-    ///
-    /// Then ends the program if a block came back that is none, or was free already.
-    fn enter<R>(
-        &self,
-        class: Class,
-        pages: &Pages,
-        work: impl FnOnce(&mut Contents) -> R,
-    ) -> Option<R> {
-        let (result, invalid) = self.inside.enter(|inside| {
-            if !self.late.load(Relaxed).is_null() {
-                self.take_late(class, inside, pages);
-            }
-            let result = work(inside);
-            self.recent.store(inside.len, Relaxed);
-            self.free.store(inside.spans.free, Relaxed);
-            self.spans.store(inside.spans.count, Relaxed);
-            (result, inside.spans.take_invalid())
-        })?;
-        if !invalid.is_null() {
-            end_once_for(invalid);
-        }
-        Some(result)
-    }
-
-    /// Leaves a block to the next thread that has the lock.
-    #[cold]
-    #[expect(clippy::cast_ptr_alignment, reason = "blocks are aligned to 16 bytes")]
-    fn put_late(&self, block: *mut u8) {
-        let mut next = self.late.load(Relaxed);
-        loop {
-            // SAFETY: the program has freed the block, which has 16 bytes and more and is as aligned,
-            // and this thread owns it.
-            unsafe { block.cast::<*mut u8>().write(next) };
-            match self.late.compare_exchange_weak(next, block, Release, Relaxed) {
-                Ok(_) => return,
-                Err(other) => next = other,
-            }
-        }
-    }
-
-    /// Takes in the blocks that came during a fork.
-    #[cold]
-    #[expect(clippy::cast_ptr_alignment, reason = "blocks are aligned to 16 bytes")]
-    fn take_late(&self, class: Class, inside: &mut Contents, pages: &Pages) {
-        let mut block = self.late.swap(ptr::null_mut(), Acquire);
-        while !block.is_null() {
-            // SAFETY: `put_late` wrote that, and no thread has used the block since.
-            let next = unsafe { block.cast::<*mut u8>().read() };
-            inside.put(class, block, pages);
-            block = next;
-        }
-    }
+    /// Held where a class is used for the first time, so that a fork holds the locks of used classes
+    /// only.
+    beginning: ForkLock<()>,
+    /// The bytes of recent blocks that all classes together may have by their caps.
+    room: AtomicUsize,
+    /// The most that it may become by the cached limit.
+    most: AtomicUsize,
+    /// The classes that come next: in a round of [`Depot::age`], in one of [`Depot::give_back`], and
+    /// where room is looked for.
+    ages: AtomicUsize,
+    gives: AtomicUsize,
+    yields: AtomicUsize,
+    recent: [Recent; CLASSES],
 }
 
 impl Depot {
     /// Without blocks.
     pub(crate) const fn new() -> Self {
         #[expect(clippy::large_stack_arrays, reason = "made by the compiler, in a static")]
-        let lists = [const { ClassList::new() }; CLASSES];
-        Self { lists }
+        let recent = [const { Recent(UnsafeCell::new([ptr::null_mut(); RECENT])) }; CLASSES];
+        Self {
+            lists: [const { ClassList::new() }; CLASSES],
+            recent,
+            beginning: ForkLock::new(()),
+            room: AtomicUsize::new(0),
+            most: AtomicUsize::new(0),
+            ages: AtomicUsize::new(CLASSES),
+            gives: AtomicUsize::new(CLASSES),
+            yields: AtomicUsize::new(0),
+        }
+    }
+
+    /// Bounds the recent blocks by their part of the cached limit.
+    pub(crate) fn configure(&self, limit: usize) {
+        self.most.store(limit / PART_OF_LIMIT, Relaxed);
+    }
+
+    /// Returns the part of the cached limit that recent blocks may have.
+    pub(crate) fn limit(&self) -> usize {
+        self.most.load(Relaxed)
+    }
+
+    /// Returns the most bytes of recent blocks of all classes together: 2 MiB and an eighth of the
+    /// used pages, and at most an eighth of the cached limit.
+    fn most_now(&self, pages: &Pages) -> usize {
+        (LEAST + pages.used_bytes() / PART_OF_USED).min(self.limit())
     }
 
     #[inline]
@@ -247,10 +158,44 @@ impl Depot {
         &self.lists[class.number()]
     }
 
+    /// Runs `work` under the lock of a class, after what came during a fork. `None` if another thread
+    /// forks.
+    ///
+    /// Then ends the program if a block came back that is none, or was free already.
+    fn enter<R>(
+        &self,
+        class: Class,
+        pages: &Pages,
+        work: impl FnOnce(&mut Held<'_>) -> R,
+    ) -> Option<R> {
+        let list = self.list(class);
+        if !list.is_used.load(Relaxed) {
+            self.beginning.enter(|()| list.is_used.store(true, Relaxed))?;
+        }
+        let (result, invalid) = list.inside.enter(|inside| {
+            // SAFETY: this thread holds the lock of the class, and no other place makes a reference.
+            let recent = unsafe { &mut *self.recent[class.number()].0.get() };
+            let mut held = Held { class, inside, recent, pages };
+            if !list.late.load(Relaxed).is_null() {
+                list.take_late(&mut held);
+            }
+            let result = work(&mut held);
+            list.recent.store(held.inside.len, Relaxed);
+            list.cap.store(held.inside.cap, Relaxed);
+            list.free.store(held.inside.spans.free, Relaxed);
+            list.spans.store(held.inside.spans.count, Relaxed);
+            (result, held.inside.spans.take_invalid())
+        })?;
+        if !invalid.is_null() {
+            end_once_for(invalid);
+        }
+        Some(result)
+    }
+
     /// Takes blocks of a class, at most `most`: the newest. `None` if there is no memory for one, and
     /// while another thread forks.
     pub(crate) fn take(&self, class: Class, most: usize, pages: &Pages) -> Option<Batch> {
-        self.list(class).enter(class, pages, |inside| inside.take(class, most, pages))?
+        self.enter(class, pages, |held| held.take(most))?
     }
 
     /// Takes blocks of a class back, as the newest.
@@ -258,49 +203,137 @@ impl Depot {
         if batch.len == 0 {
             return;
         }
-        let list = self.list(class);
-        let put = list.enter(class, pages, |inside| {
-            batch.as_slice().iter().for_each(|block| inside.put(class, *block, pages));
+        let has_room = self.enter(class, pages, |held| {
+            let has_room = self.widen(held, batch.len);
+            batch.as_slice().iter().for_each(|block| held.put(*block));
+            has_room
         });
-        if put.is_none() {
-            batch.as_slice().iter().for_each(|block| list.put_late(*block));
+        match has_room {
+            Some(true) => {}
+            Some(false) => self.make_room(batch.len * class.bytes(), pages),
+            None => {
+                let list = self.list(class);
+                batch.as_slice().iter().for_each(|block| list.put_late(*block));
+            }
         }
     }
 
-    /// Moves half of the recent blocks that no request needed since the last call to their spans, and
-    /// gives back the memory of spans that no request needed for [`CALLS`] calls.
-    pub(crate) fn age(&self, pages: &Pages) {
-        for (class, list) in self.in_use() {
-            list.enter(class, pages, |inside| {
-                inside.retire(class, inside.low.div_ceil(2), pages);
-                inside.low = inside.len;
-                inside.spans.give_back(class, CALLS, (LOOKS, SPANS), pages);
-            });
+    /// Lets a class have so many recent blocks more than it has, as far as a class may. Returns false
+    /// if all classes together have no room for that.
+    #[expect(clippy::cast_possible_truncation, reason = "at most RECENT")]
+    fn widen(&self, held: &mut Held<'_>, more: usize) -> bool {
+        let cap = held.inside.cap as usize;
+        let next = (held.len() + more).min(at_most(RECENT, RECENT_BYTES, held.class));
+        if next <= cap {
+            return true;
         }
+        let by = (next - cap) * held.class.bytes();
+        let fits = self.room.fetch_add(by, Relaxed) + by <= self.most_now(held.pages);
+        if fits {
+            held.inside.cap = next as u32;
+        } else {
+            self.room.fetch_sub(by, Relaxed);
+        }
+        fits
+    }
+
+    /// Takes room from the classes that come next, of [`CLASSES_FOR_ROOM`] at most: what no request
+    /// needed of theirs moves to spans, until there is room for so many bytes.
+    #[cold]
+    fn make_room(&self, bytes: usize, pages: &Pages) {
+        let most = self.most_now(pages);
+        let mut looks = 0..CLASSES;
+        let next = || {
+            let at = self.yields.fetch_add(1, Relaxed) % CLASSES;
+            looks.next().map(|_| Class::numbered(at))
+        };
+        let with_room = std::iter::from_fn(next)
+            .filter(|class| self.list(*class).cap.load(Relaxed) > 0)
+            .take(CLASSES_FOR_ROOM);
+        for class in with_room {
+            let shed = self.enter(class, pages, |held| held.shed(|low| low));
+            self.room.fetch_sub(shed.unwrap_or_default().1, Relaxed);
+            if self.room.load(Relaxed) + bytes <= most {
+                return;
+            }
+        }
+    }
+
+    /// Begins a round of [`Depot::age`] and one of [`Depot::give_back`], unless the last one is not
+    /// done.
+    pub(crate) fn begin_round(&self) {
+        for next in [&self.ages, &self.gives] {
+            if next.load(Relaxed) >= CLASSES {
+                next.store(0, Relaxed);
+            }
+        }
+    }
+
+    /// Moves half of the recent blocks that no request needed since the last round to their spans, for
+    /// the classes that come next in this round, until about `blocks` blocks have moved. Returns
+    /// whether more is due.
+    pub(crate) fn age(&self, blocks: usize, pages: &Pages) -> bool {
+        self.go_on(&self.ages, blocks, |class, left| {
+            let shed = self.enter(class, pages, |held| {
+                held.inside.spans.tick();
+                held.shed(|low| low.div_ceil(2))
+            });
+            let (moved, room) = shed.unwrap_or_default();
+            self.room.fetch_sub(room, Relaxed);
+            *left = left.saturating_sub(moved);
+        })
+    }
+
+    /// Gives back the memory of spans that no request needed for [`ROUNDS`] rounds of
+    /// [`Depot::age`], for the classes that come next in this round, until about so much work is done
+    /// ([`Spans::give_back`]). Returns whether more is due.
+    pub(crate) fn give_back(&self, work: usize, pages: &Pages) -> bool {
+        self.go_on(&self.gives, work, |class, left| {
+            self.enter(class, pages, |held| {
+                held.inside.spans.give_back(class, ROUNDS, left, pages);
+            });
+        })
+    }
+
+    /// Continues a round over the classes that are in use, while something is left of a budget. Returns
+    /// whether the round is not done.
+    fn go_on(&self, next: &AtomicUsize, mut left: usize, work: impl Fn(Class, &mut usize)) -> bool {
+        while left > 0 && next.load(Relaxed) < CLASSES {
+            let at = next.fetch_add(1, Relaxed);
+            if at < CLASSES && self.is_in_use(Class::numbered(at)) {
+                work(Class::numbered(at), &mut left);
+            }
+        }
+        next.load(Relaxed) < CLASSES
     }
 
     /// Moves all recent blocks to their spans, and gives back the memory of free pages of spans.
     pub(crate) fn clear(&self, pages: &Pages) {
-        for (class, list) in self.in_use() {
-            list.enter(class, pages, |inside| {
-                inside.retire(class, inside.len, pages);
-                inside.spans.give_back(class, 0, (usize::MAX, usize::MAX), pages);
+        for class in Class::all().filter(|class| self.is_in_use(*class)) {
+            self.enter(class, pages, |held| {
+                held.retire(held.len());
+                held.inside.spans.tick();
+                held.inside.spans.give_back_all(class, pages);
             });
         }
     }
 
-    /// Returns the classes that have free blocks.
-    fn in_use(&self) -> impl Iterator<Item = (Class, &ClassList)> {
-        let all = Class::all().zip(&self.lists);
-        all.filter(|(_, list)| {
-            let free = list.recent.load(Relaxed) + list.free.load(Relaxed);
-            free > 0 || !list.late.load(Relaxed).is_null()
-        })
+    /// Returns whether a class has free blocks, or room for some.
+    fn is_in_use(&self, class: Class) -> bool {
+        let list = self.list(class);
+        list.cap.load(Relaxed) > 0
+            || list.free.load(Relaxed) > 0
+            || !list.late.load(Relaxed).is_null()
+    }
+
+    /// Returns the bytes that the recent blocks of all classes may have now.
+    pub(crate) fn room_bytes(&self) -> usize {
+        self.room.load(Relaxed)
     }
 
     /// Returns the bytes of the recent blocks of a class.
     pub(crate) fn recent_bytes(&self, class: Class) -> usize {
-        self.list(class).recent.load(Relaxed) * class.bytes()
+        self.list(class).recent.load(Relaxed) as usize * class.bytes()
     }
 
     /// Returns the bytes of the free blocks of spans of a class.
@@ -310,7 +343,7 @@ impl Depot {
 
     /// Returns the bytes of the spans of a class.
     pub(crate) fn span_bytes(&self, class: Class) -> usize {
-        self.list(class).spans.load(Relaxed) * span_bytes(class)
+        self.list(class).spans.load(Relaxed) as usize * span_bytes(class)
     }
 
     /// Counts a request from a thread without a thread cache.
@@ -328,14 +361,16 @@ impl Depot {
         self.list(class).cacheless.each_ref().map(|count| count.load(Relaxed))
     }
 
-    /// Takes all locks before a fork, so that the child finds the lists whole.
+    /// Takes the locks of all used classes before a fork, so that the child finds the lists whole.
     pub(crate) fn before_fork(&self) {
-        self.lists.iter().for_each(|list| list.inside.before_fork());
+        self.beginning.before_fork();
+        self.used().for_each(|list| list.inside.before_fork());
     }
 
     /// Releases the locks after a fork, in the parent.
     pub(crate) fn after_fork(&self) {
-        self.lists.iter().for_each(|list| list.inside.after_fork(|_| ()));
+        self.used().for_each(|list| list.inside.after_fork(|_| ()));
+        self.beginning.after_fork(|()| ());
     }
 
     /// Releases the locks after a fork, in the child.
@@ -344,8 +379,16 @@ impl Depot {
     /// a child not the pages through which they are linked.
     pub(crate) fn in_child(&self) {
         for list in &self.lists {
-            list.late.store(ptr::null_mut(), Relaxed);
-            list.inside.in_child(|_| ());
+            // Reads cost the child no page of its own.
+            if !list.late.load(Relaxed).is_null() {
+                list.late.store(ptr::null_mut(), Relaxed);
+            }
         }
+        self.used().for_each(|list| list.inside.in_child(|_| ()));
+        self.beginning.in_child(|()| ());
+    }
+
+    fn used(&self) -> impl Iterator<Item = &ClassList> {
+        self.lists.iter().filter(|list| list.is_used.load(Relaxed))
     }
 }

@@ -435,6 +435,11 @@ impl Pages {
         usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(PAGE)
     }
 
+    /// Returns about how many bytes are used: blocks, spans, and runs in slots.
+    pub(crate) fn used_bytes(&self) -> usize {
+        usize::try_from(self.used.load(Relaxed)).unwrap_or(usize::MAX).saturating_mul(PAGE)
+    }
+
     /// Returns about how many bytes are used or dirty.
     #[inline]
     pub(crate) fn recent_bytes(&self) -> u64 {

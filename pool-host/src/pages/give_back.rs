@@ -121,7 +121,8 @@ impl Pages {
         self.dirty.store(inside.runs.dirty, Relaxed);
         self.used.store(inside.need.live, Relaxed);
         self.used_peak.store(inside.need.most, Relaxed);
-        self.is_wet.store(inside.need.is_wet(inside.runs.dirty), Relaxed);
+        let is_wet = inside.need.is_wet(inside.runs.dirty) && !inside.need.is_watched;
+        self.is_wet.store(is_wet, Relaxed);
         self.next_look.store(inside.need.next_look(now, inside.runs.dirty), Relaxed);
     }
 

@@ -17,8 +17,8 @@ const FLOOR: u64 = (1 << 20) / super::PAGE as u64;
 const PER_MILLISECOND: u64 = 160 << 10;
 /// Most pages that one call returns to the system: 16 MiB, which takes about 2 ms.
 ///
-/// A call that comes 100 ms after another may return that much. With 10 calls in a second, 1 GiB
-/// must be returned within 12 s.
+/// A call that comes 100 ms after another may return that much, where no thread does that. With 10
+/// calls in a second, 1 GiB must be returned within 12 s.
 const MOST: u64 = (16 << 20) / super::PAGE as u64;
 /// Most pages that one call returns on account of the block that it takes or frees: 1 MiB, which
 /// takes 15 us where one page in 64 was touched, and 130 us where all were.
@@ -54,6 +54,8 @@ pub(super) struct Need {
     pub(super) haste: u64,
     /// Bound on the number of dirty pages.
     pub(super) limit: u64,
+    /// Whether a thread looks, so that calls which take or free pages return on account of these only.
+    pub(super) is_watched: bool,
 }
 
 impl Need {
@@ -71,6 +73,7 @@ impl Need {
             window: 500,
             haste: 1,
             limit: u64::MAX,
+            is_watched: false,
         }
     }
 
@@ -128,8 +131,12 @@ impl Need {
     /// `budget = min(MOST, max(elapsed * PER_MILLISECOND / PAGE, min(MOST_OWN, 2 * own)))`
     ///
     /// `elapsed` is the time since the last call in milliseconds, and `own` is the number of pages
-    /// that this call takes or frees itself.
+    /// that this call takes or frees itself: 0 for a call that only looks. The time is for these alone
+    /// while a thread looks.
     pub(super) fn budget(&mut self, now: u64, own: u32) -> u64 {
+        if self.is_watched && own > 0 {
+            return MOST_OWN.min(2 * u64::from(own));
+        }
         let time = now.saturating_sub(std::mem::replace(&mut self.paid, now));
         let by_time = time.saturating_mul(PER_MILLISECOND) / super::PAGE as u64;
         by_time.max(MOST_OWN.min(2 * u64::from(own))).min(MOST)

@@ -42,13 +42,14 @@ impl Pages {
     }
 
     /// Sets the bound on dirty bytes, and the factor by which the retention time is shortened.
-    /// `haste` must be at least 1. Callers call it again and again; while another thread forks it
-    /// does nothing.
-    pub(crate) fn adjust(&self, limit: usize, haste: u64) {
+    /// `haste` must be at least 1. `is_watched` says that a thread calls [`Pages::look`] several times
+    /// a second. Callers call it again and again; while another thread forks it does nothing.
+    pub(crate) fn adjust(&self, limit: usize, haste: u64, is_watched: bool) {
         if self.is_there() {
             self.enter(|inside| {
                 inside.need.limit = (limit / PAGE) as u64;
                 inside.need.haste = haste;
+                inside.need.is_watched = is_watched;
             });
         }
     }

@@ -29,8 +29,12 @@ const NONE: u32 = 0;
 const BITS: usize = u64::BITS as usize;
 /// Bits of [`Links::older`] of a span's first page that hold the first word to search.
 const WORD_BITS: u32 = 12;
-/// In place of a call: the memory of the span's free pages has gone back.
+/// In place of a round: the memory of the span's free pages has gone back.
 const GONE: u32 = u32::MAX;
+/// What [`Spans::give_back`] counts for a system call, where it counts 1 for a span that it looks at
+/// and for each [`BLOCKS`] blocks of one.
+const CALL: usize = 16;
+const BLOCKS: usize = 32;
 
 /// Returns the bytes of the spans of a class.
 ///
@@ -54,12 +58,14 @@ pub(crate) struct Spans {
     /// The first page of the first span: of those that have become not full, the newest.
     first: u32,
     /// How many spans there are, those without a free block included.
-    pub(crate) count: usize,
+    pub(crate) count: u32,
     /// Free blocks in them.
     pub(crate) free: usize,
     /// Where [`Spans::give_back`] goes on; [`NONE`] for the first span.
     cursor: u32,
-    /// The calls of [`Spans::give_back`].
+    /// The block of that span at which it goes on.
+    block: u32,
+    /// The round, which [`Spans::tick`] counts.
     now: u32,
     /// A block that came back and was free already, or is none; else null.
     invalid: *mut u8,
@@ -68,8 +74,8 @@ pub(crate) struct Spans {
 /// What the entry of a span's first page holds of the span.
 ///
 /// `next` and `previous` link the list, `older` is the number of free blocks and the first word of
-/// marks that may have one, and `newer` the call of [`Spans::give_back`] before which a block was last
-/// taken or came back, or [`GONE`].
+/// marks that may have one, and `newer` the round in which a block was last taken or came back, or
+/// [`GONE`].
 impl Links {
     fn free_blocks(&self) -> usize {
         (self.older.load(Relaxed) >> WORD_BITS) as usize
@@ -90,7 +96,7 @@ impl Spans {
     /// Without spans.
     pub(crate) const fn new() -> Self {
         let invalid = ptr::null_mut();
-        Self { first: NONE, count: 0, free: 0, cursor: NONE, now: 0, invalid }
+        Self { first: NONE, count: 0, free: 0, cursor: NONE, block: 0, now: 0, invalid }
     }
 
     /// Returns a block that came back and was free already, or is none, the first time; else null.
@@ -213,36 +219,43 @@ impl Spans {
         unsafe { pages.give(pages.address(first)) };
     }
 
+    /// Begins a round.
+    pub(crate) fn tick(&mut self) {
+        self.now = self.now.wrapping_add(1) % GONE;
+    }
+
     /// Gives back the memory of pages that have free blocks only, of spans of which no block was
-    /// taken or came back in the last `calls` calls. Looks at `looks` spans at most, where the last
-    /// call stopped, and gives back of `most`.
+    /// taken or came back in the last `rounds` rounds. Goes on where the last call stopped, to the end
+    /// of the list at most, or until nothing is left of `work`.
     ///
-    /// Costs a look at each of these, and a system call for each stretch of pages.
-    pub(crate) fn give_back(
-        &mut self,
-        class: Class,
-        calls: u32,
-        (looks, mut most): (usize, usize),
-        pages: &Pages,
-    ) {
-        self.now = self.now.wrapping_add(1);
+    /// Costs a look at each span, and a system call for each stretch of pages.
+    pub(crate) fn give_back(&mut self, class: Class, rounds: u32, work: &mut usize, pages: &Pages) {
         let mut at = if self.cursor == NONE { self.first } else { self.cursor };
-        for _ in 0..looks {
-            if at == NONE {
-                break;
-            }
+        while at != NONE && *work > 0 {
             let span = pages.links(at as usize);
             let used_at = span.newer.load(Relaxed);
-            let is_idle = used_at != GONE && self.now.wrapping_sub(used_at) > calls;
-            if is_idle && most > 0 {
-                most -= 1;
-                if give_back_of(at, class, pages) {
+            *work = work.saturating_sub(1);
+            if used_at != GONE && self.now.wrapping_sub(used_at) > rounds {
+                let (next, went) = give_back_of(at, class, self.block as usize, work, pages);
+                self.block = next;
+                if next != 0 {
+                    break;
+                }
+                if went {
                     span.newer.store(GONE, Relaxed);
                 }
             }
-            at = span.next.load(Relaxed);
+            (at, self.block) = (span.next.load(Relaxed), 0);
         }
         self.cursor = at;
+    }
+
+    /// Gives back what [`Spans::give_back`] does, of all spans that no request needed since the last
+    /// round.
+    pub(crate) fn give_back_all(&mut self, class: Class, pages: &Pages) {
+        (self.cursor, self.block) = (NONE, 0);
+        let mut work = usize::MAX;
+        self.give_back(class, 0, &mut work, pages);
     }
 
     /// Adds a span to the front of the list.
@@ -261,7 +274,7 @@ impl Spans {
         let span = pages.links(first as usize);
         let (next, previous) = (span.next.load(Relaxed), span.previous.load(Relaxed));
         if self.cursor == first {
-            self.cursor = next;
+            (self.cursor, self.block) = (next, 0);
         }
         if next != NONE {
             pages.links(next as usize).previous.store(previous, Relaxed);
@@ -273,18 +286,27 @@ impl Spans {
     }
 }
 
-/// Gives back the memory of those pages of a span that have free blocks only. Returns false if the
-/// system has refused any.
-fn give_back_of(first: u32, class: Class, pages: &Pages) -> bool {
+/// Gives back the memory of those pages of a span that have free blocks only, from the pages of a block
+/// on, until nothing is left of `work`. Returns the block at which to go on, 0 for none, and whether
+/// the system has refused none.
+#[expect(clippy::cast_possible_truncation, reason = "a span has at most 4096 blocks")]
+fn give_back_of(
+    first: u32,
+    class: Class,
+    from_block: usize,
+    work: &mut usize,
+    pages: &Pages,
+) -> (u32, bool) {
     let (bytes, stride) = (span_bytes(class), class.bytes());
     let marks = pages.marks_of(first, bytes);
     let is_free = |block: usize| {
         let at = block * stride / PER_MARK;
         marks[at / BITS].load(Relaxed) >> (at % BITS) & 1 == 1
     };
+    *work = work.saturating_sub((span_blocks(class) - from_block) / BLOCKS);
     // The bytes from the last block that is in use on, up to the next one.
-    let (mut start, mut went) = (0_usize, true);
-    for block in 0..=span_blocks(class) {
+    let (mut start, mut went) = (from_block * stride, true);
+    for block in from_block..=span_blocks(class) {
         let end = if block < span_blocks(class) { block * stride } else { bytes };
         if end < bytes && is_free(block) {
             continue;
@@ -294,10 +316,14 @@ fn give_back_of(first: u32, class: Class, pages: &Pages) -> bool {
             // SAFETY: these pages of a span have no byte of a block that is in use, and the caller
             // has the lock of the class, so no thread gets one.
             went &= unsafe { pages.empty(first, from, to - from) };
+            *work = work.saturating_sub(CALL);
+            if *work == 0 && block < span_blocks(class) {
+                return (block as u32 + 1, went);
+            }
         }
         start = (block + 1) * stride;
     }
-    went
+    (0, went)
 }
 
 impl Pages {

@@ -24,16 +24,22 @@ use std::alloc::{GlobalAlloc, Layout};
 
 /// Part of the cached limit that the caches of all threads together may hold, as a divisor.
 const PART_OF_THREADS: usize = 2;
+/// Part of the used pages that they may hold beyond [`LEAST`] for all and [`LEAST_OF_THREAD`] for each,
+/// as a divisor; and with blocks of classes that their threads use no more.
+const PART_OF_USED: usize = 2;
+const PART_OF_UNUSED: usize = 16;
+const LEAST: usize = 1 << 20;
+const LEAST_OF_THREAD: usize = 1 << 20;
 /// Blocks of at least this many bytes may use transparent huge pages, and are then aligned to one.
 const HUGE_FROM: usize = 4 << 20;
 const HUGE_PAGE: usize = 2 << 20;
 
 /// A cache of freed blocks: the thread caches, the depot and the pages.
+///
+/// What a fork writes to is on few pages.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Cache {
-    pub(crate) pages: Pages,
-    pub(crate) depot: Depot,
-    pub(crate) thread_caches: ThreadCaches,
     /// The most bytes that one thread cache may hold.
     thread_limit: AtomicUsize,
     /// The cached limit, in bytes.
@@ -42,6 +48,9 @@ pub(crate) struct Cache {
     huge: AtomicBool,
     pub(super) clocks: Clocks,
     pub(crate) counts: Counts,
+    pub(crate) pages: Pages,
+    pub(crate) thread_caches: ThreadCaches,
+    pub(crate) depot: Depot,
 }
 
 /// Counters of the slow path. They have their own cache lines, so that a slow request does not
@@ -92,7 +101,10 @@ impl Cache {
         self.limit.store(limit, Relaxed);
         self.thread_limit.store(of_thread, Relaxed);
         self.clocks.set(decay, now);
-        self.pages.configure(limit, decay);
+        self.depot.configure(limit);
+        // Without decay no step tells the pages what the others may hold.
+        let of_others = if decay == 0 { limit / PART_OF_THREADS + self.depot.limit() } else { 0 };
+        self.pages.configure(limit - of_others, decay);
     }
 
     /// Aligns large blocks for huge pages, and lets the pages use them, from now on.
@@ -102,18 +114,33 @@ impl Cache {
     }
 
     /// Returns how many bytes the bins of a thread may hold: its part of what all may, and at most what is
-    /// set for a thread.
+    /// set for a thread. All may hold 1 MiB for each thread, 1 MiB and half of the used pages, and at
+    /// most half of the limit.
     pub(super) fn most_of_thread(&self, local: &ThreadCache) -> usize {
-        let all = self.limit.load(Relaxed) / PART_OF_THREADS;
+        let least = LEAST + self.thread_caches.owners() * LEAST_OF_THREAD;
+        let all = least + self.pages.used_bytes() / PART_OF_USED;
+        let all = all.min(self.limit.load(Relaxed) / PART_OF_THREADS);
         let part = self.thread_caches.part_of(all, local.room_bytes());
         part.min(self.thread_limit.load(Relaxed))
     }
 
-    /// Lets a bin hold more blocks, if its thread may.
+    /// Runs work that changes how many bytes a thread cache may hold, and counts these bytes.
+    pub(super) fn counting_room<R>(&self, local: &ThreadCache, work: impl FnOnce() -> R) -> R {
+        let before = local.room_bytes();
+        let result = work();
+        self.thread_caches.count_room(before, local.room_bytes());
+        result
+    }
+
+    /// Lets a bin hold more blocks, if its thread may. If that has many bytes then, or the bin hardly any
+    /// room, the thread soon takes room from bins that it does not use.
     fn widen(&self, local: &ThreadCache, held: &Held<'_>, class: Class) {
         let before = local.room_bytes();
-        held.widen(class, self.most_of_thread(local));
-        self.thread_caches.widened(local.room_bytes() - before);
+        self.counting_room(local, || held.widen(class, self.most_of_thread(local)));
+        let few = LEAST_OF_THREAD + self.pages.used_bytes() / PART_OF_UNUSED;
+        if local.room_bytes() > before.max(few) || held.is_short(class) {
+            local.wants_room.store(true, Relaxed);
+        }
     }
 
     /// Returns a block of a class; a null block if there is no memory.

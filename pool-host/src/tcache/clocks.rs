@@ -7,6 +7,10 @@ const STEPS: u64 = 10;
 /// Milliseconds between two reads of the system's memory pressure.
 const FEEL_EVERY: u64 = 1000;
 
+/// Milliseconds after a look of the background thread in which calls of the program leave work to it. It
+/// looks every half second at least.
+const WATCHED_FOR: u64 = 600;
+
 /// Times in milliseconds, and what was found then.
 #[derive(Debug)]
 pub(super) struct Clocks {
@@ -16,6 +20,8 @@ pub(super) struct Clocks {
     stepped_at: AtomicU64,
     /// Time at which parked threads were last visited, in milliseconds.
     visited_at: AtomicU64,
+    /// Time until which calls of the program leave work to the background thread.
+    watched_until: AtomicU64,
     /// Whether memory pressure is read, for which a file is opened.
     feels: AtomicBool,
     /// When it was last read.
@@ -32,6 +38,7 @@ impl Clocks {
             every: AtomicU64::new(0),
             stepped_at: AtomicU64::new(0),
             visited_at: AtomicU64::new(0),
+            watched_until: AtomicU64::new(0),
             feels: AtomicBool::new(false),
             felt_at: AtomicU64::new(0),
             haste: AtomicU64::new(1),
@@ -48,6 +55,16 @@ impl Clocks {
     /// Has the memory pressure read from now on.
     pub(super) fn feel(&self) {
         self.feels.store(true, Relaxed);
+    }
+
+    /// Notes that the background thread looks.
+    pub(super) fn watch(&self, now: u64) {
+        self.watched_until.store(now + WATCHED_FOR, Relaxed);
+    }
+
+    /// Returns whether it has looked a short while ago.
+    pub(super) fn is_watched(&self, now: u64) -> bool {
+        now < self.watched_until.load(Relaxed)
     }
 
     /// Returns whether it is time for a step, for one caller.

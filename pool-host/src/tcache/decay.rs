@@ -8,19 +8,21 @@
 //!       own             half of what its thread did not need
 //!       visit_parked    in the background thread: all that threads did not need which have not read
 //!                       the clock meanwhile
-//!       Depot::age      half of what no thread needed
-//!     Pages::look       pages beyond the recent need, on a clock of their own
+//!     Depot::age         half of what no thread needed
+//!     Depot::give_back   pages between blocks in use
+//!     Pages::look        pages beyond the recent need, on a clock of their own
 //! ```
 //!
-//! Each step is bounded; the next call continues where one stopped. [`Cache::trim`] and
-//! [`Cache::clear`] take as long as they need.
+//! Each of these does a bounded part; the next call continues where one stopped. The last three are
+//! left to the background thread while there is one. [`Cache::trim`] and [`Cache::clear`] take as long
+//! as they need.
 #![expect(unsafe_code, reason = "blocks are given back to where they came from")]
 
 use super::cache::Cache;
 use super::inner::Inner;
 use super::thread_cache::{SLOTS, ThreadCache};
 use super::{background, barrier};
-use crate::class::Class;
+use crate::class::{CLASSES, Class};
 use crate::depot::BATCH;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::{pressure, system};
@@ -32,10 +34,21 @@ const PARKED_AFTER: u64 = 2;
 const TURNS: u32 = 16;
 /// Milliseconds between two reads of the clock by a thread that does the work of the background thread.
 const LATE: u64 = 10;
+/// Slow-path calls of a thread between two in which it makes room, so that the classes that it uses have
+/// calls between these.
+const ROOM_TURNS: u32 = 4;
 /// The most thread caches of others from which one step takes blocks back.
 const CACHES: usize = 128;
+/// The classes of which a thread takes room when it has none for another.
+const CLASSES_FOR_ROOM: u32 = 32;
 /// Factor by which decay is faster while memory is short.
 const HASTE: u64 = 4;
+/// Blocks that one call of the program moves from the depot to spans, and its work for spans that
+/// nobody uses ([`Spans::give_back`](crate::pages::span::Spans::give_back)): 16 system calls.
+const MOVES: usize = 1024;
+const WORK: usize = 256;
+/// Factor by which the background thread does more of both, every 50 ms.
+const OF_THREAD: usize = 64;
 
 impl Cache {
     /// Counts a slow-path call of a thread, and every so often reads the clock: each time where there is
@@ -47,6 +60,10 @@ impl Cache {
         let Some(local) = local else { return };
         let turns = local.turns.load(Relaxed).wrapping_add(1);
         local.turns.store(turns, Relaxed);
+        if turns % ROOM_TURNS == 0 && local.wants_room.load(Relaxed) {
+            local.wants_room.store(false, Relaxed);
+            self.make_room(local, inner);
+        }
         let paces = self.clocks.every.load(Relaxed) > 0 && background::is_missed(&self.pages);
         if paces || turns % TURNS == 0 {
             let before = local.looked_at.load(Relaxed);
@@ -90,35 +107,58 @@ impl Cache {
         if own.is_none() && self.clocks.visits(now) {
             self.visit_parked(since, inner);
         }
+        if own.is_none() {
+            self.clocks.watch(now);
+        }
         if self.clocks.steps(now) {
-            self.depot.age(&self.pages);
+            self.depot.begin_round();
             let small = self.small_bytes(since);
             self.clocks.small_bytes.store(small, Relaxed);
-            let limit = self.limit.load(Relaxed).saturating_sub(small);
-            self.pages.adjust(limit, self.clocks.haste.load(Relaxed));
+            let of_others = self.thread_caches.room_bytes() + self.depot.room_bytes();
+            let limit = self.limit.load(Relaxed).saturating_sub(of_others);
+            let haste = self.clocks.haste.load(Relaxed);
+            self.pages.adjust(limit, haste, self.clocks.is_watched(now));
         }
-        self.pages.look();
+        if own.is_none() || !self.clocks.is_watched(now) {
+            let times = if own.is_none() { OF_THREAD } else { 1 };
+            self.depot.age(times * MOVES, &self.pages);
+            self.depot.give_back(times * WORK, &self.pages);
+            self.pages.look();
+        }
     }
 
     /// Moves half of the blocks that the calling thread did not need since the last call out of its
     /// thread cache; half of all blocks, if it may hold more than its part.
     fn age<A: GlobalAlloc>(&self, own: &ThreadCache, inner: &Inner<'_, A>) {
         let is_over = own.room_bytes() > self.most_of_thread(own);
-        self.shed(own, inner, |blocks, unneeded| {
+        self.shed(own, Class::all(), inner, |blocks, unneeded| {
             let half = if is_over { blocks.div_ceil(2) } else { 0 };
             half.max(unneeded.div_ceil(2))
         });
     }
 
-    /// Moves blocks out of the calling thread's cache: of each class as many as `count` says of its
-    /// blocks, and of those that were not needed.
+    /// Moves the blocks of classes that the calling thread does not use out of its thread cache, so that
+    /// other classes may hold more: of the next [`CLASSES_FOR_ROOM`] classes.
+    #[cold]
+    fn make_room<A: GlobalAlloc>(&self, own: &ThreadCache, inner: &Inner<'_, A>) {
+        let from = own.yields.load(Relaxed);
+        own.yields.store(from.wrapping_add(CLASSES_FOR_ROOM), Relaxed);
+        let classes = (0..CLASSES_FOR_ROOM)
+            .map(|at| Class::numbered(from.wrapping_add(at) as usize % CLASSES))
+            .filter(|class| own.hold().is_some_and(|held| held.is_unused(*class)));
+        self.shed(own, classes, inner, |blocks, _| blocks);
+    }
+
+    /// Moves blocks out of the calling thread's cache: of each of these classes as many as `count` says of
+    /// its blocks, and of those that were not needed.
     fn shed<A: GlobalAlloc>(
         &self,
         own: &ThreadCache,
+        classes: impl Iterator<Item = Class>,
         inner: &Inner<'_, A>,
         count: impl Fn(usize, usize) -> usize,
     ) {
-        for class in Class::all() {
+        for class in classes {
             let mut most = None;
             for _ in 0..SLOTS.div_ceil(BATCH) {
                 // Held for each batch: the inner allocator may come back to this thread cache.
@@ -126,12 +166,13 @@ impl Cache {
                 if held.cap(class) == 0 {
                     break;
                 }
-                let left = most.unwrap_or_else(|| count(held.len(class), held.unneeded(class)));
+                let unneeded = || count(held.len(class), held.unneeded(class));
+                let left = most.unwrap_or_else(|| self.counting_room(own, unneeded));
                 if left == 0 {
                     break;
                 }
                 let batch = held.take_oldest(class, left);
-                held.narrow(class);
+                self.counting_room(own, || held.narrow(class));
                 drop(held);
                 most = Some(left.saturating_sub(BATCH));
                 // SAFETY: as in `Cache::free`; no thread cache has these blocks any more.
@@ -156,7 +197,7 @@ impl Cache {
         pool_core::counts::look(held.is_some());
         let Some(held) = held else { return };
         for class in Class::all() {
-            let mut unneeded = held.unneeded(class);
+            let mut unneeded = self.counting_room(local, || held.unneeded(class));
             while unneeded > 0
                 && let batch = held.take_oldest(class, unneeded)
                 && !batch.as_slice().is_empty()
@@ -165,7 +206,7 @@ impl Cache {
                 // SAFETY: as in `Cache::free`; no thread cache has these blocks any more.
                 unsafe { self.put_back(class, &batch, inner) };
             }
-            held.fit(class);
+            self.counting_room(local, || held.fit(class));
         }
     }
 
@@ -213,7 +254,7 @@ impl Cache {
         inner: &Inner<'_, A>,
     ) -> usize {
         if let Some(own) = own {
-            self.shed(own, inner, |blocks, _| blocks);
+            self.shed(own, Class::all(), inner, |blocks, _| blocks);
         }
         for local in self.thread_caches.iter().filter(|local| local.has_room()) {
             // The second visit finds that nothing was needed since the first.
@@ -243,7 +284,7 @@ impl Cache {
                     let mut others = unsafe { self.put_on_pages(class, &batch) };
                     held.fill(class, &mut others);
                 }
-                held.narrow(class);
+                self.counting_room(local, || held.narrow(class));
             }
         }
         self.thread_caches.leave(local, self.pages.is_quiet());

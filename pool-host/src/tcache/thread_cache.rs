@@ -56,6 +56,8 @@ struct Bin {
     balance: AtomicU64,
     /// The most blocks that the bin may hold.
     cap: AtomicU16,
+    /// The low 16 bits of the number of requests and frees at the last call of [`Held::is_unused`].
+    used: AtomicU16,
     /// The low 32 bits of the number of requests at the last look.
     seen: AtomicU32,
 }
@@ -102,6 +104,10 @@ pub(crate) struct ThreadCache {
     freed: AtomicUsize,
     /// Value of `freed` at which the owner next looks at the limit.
     freed_most: AtomicUsize,
+    /// Whether a bin got hardly any room when its class was used.
+    pub(super) wants_room: AtomicBool,
+    /// The number of the class from which room is taken next.
+    pub(super) yields: AtomicU32,
     /// Whether a thread owns the thread cache.
     pub(super) in_use: AtomicBool,
     /// The next in the list of all thread caches.
@@ -137,6 +143,7 @@ impl ThreadCache {
                 state: AtomicU64::new(0),
                 balance: AtomicU64::new(0),
                 cap: AtomicU16::new(0),
+                used: AtomicU16::new(0),
                 seen: AtomicU32::new(0),
             }
         }; CLASSES],
@@ -152,6 +159,8 @@ impl ThreadCache {
         aged_at: AtomicU64::new(0),
         freed: AtomicUsize::new(0),
         freed_most: AtomicUsize::new(0),
+        wants_room: AtomicBool::new(false),
+        yields: AtomicU32::new(0),
         in_use: AtomicBool::new(false),
         next: AtomicPtr::new(ptr::null_mut()),
         below: AtomicPtr::new(ptr::null_mut()),
@@ -443,6 +452,11 @@ impl Held<'_> {
         self.len(class) >= self.cap(class)
     }
 
+    /// Returns whether a bin may hold fewer blocks than it may at first.
+    pub(super) fn is_short(&self, class: Class) -> bool {
+        self.cap(class) < FIRST.min(largest_cap(class))
+    }
+
     fn shift_balance(&self, class: Class, by: i64) {
         let balance = &self.bin(class).balance;
         balance.store(balance.load(Relaxed).wrapping_add_signed(by), Relaxed);
@@ -557,6 +571,19 @@ impl Held<'_> {
             self.narrow(class);
         }
         self.len(class).saturating_sub(since)
+    }
+
+    /// Returns whether a bin has room and there was no request and no free since the last call.
+    pub(super) fn is_unused(&self, class: Class) -> bool {
+        let bin = self.bin(class);
+        let state = bin.state.load(Relaxed);
+        // requests + (requests + length - balance)
+        let calls = 2 * (state / REQUEST) + (state & LEN);
+        #[expect(clippy::cast_possible_truncation, reason = "a difference counts")]
+        let calls = calls.wrapping_sub(bin.balance.load(Relaxed)) as u16;
+        let before = bin.used.load(Relaxed);
+        bin.used.store(calls, Relaxed);
+        self.cap(class) > 0 && before == calls
     }
 
     /// Lets a bin hold no more blocks than it has.

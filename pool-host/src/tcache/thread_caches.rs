@@ -33,7 +33,7 @@ pub(crate) struct ThreadCaches {
     owners: AtomicUsize,
     /// Number of owners that made requests lately, as last counted; those that came since count too.
     active: AtomicUsize,
-    /// Bytes that all of them may hold, as last counted, and what was given to some since.
+    /// Bytes that all of them may hold.
     rooms: AtomicUsize,
 }
 
@@ -117,20 +117,18 @@ impl ThreadCaches {
         self.owners.load(Relaxed)
     }
 
-    /// Counts the owners that have read the clock since `since`, in milliseconds, and what all may hold.
-    /// Returns the bytes that they hold.
+    /// Counts the owners that have read the clock since `since`, in milliseconds. Returns the bytes that
+    /// all thread caches hold.
     pub(crate) fn survey(&self, since: u64) -> usize {
-        let (mut active, mut rooms, mut held) = (0, 0, 0);
+        let (mut active, mut held) = (0, 0);
         for local in self.iter().take(LOOKS) {
             if local.has_room() {
-                rooms += local.room_bytes();
                 held += local.bytes();
             }
             let is_active = local.in_use.load(Relaxed) && local.looked_at.load(Relaxed) >= since;
             active += usize::from(is_active);
         }
         self.active.store(active, Relaxed);
-        self.rooms.store(rooms, Relaxed);
         held
     }
 
@@ -138,18 +136,26 @@ impl ThreadCaches {
     ///
     /// A quarter of that is for all owners in equal parts, and the rest for those that ask first: each may
     /// have its part of what is left, so that threads which make no requests leave it to the others.
+    /// None gets what would be more than `most` for all.
     pub(crate) fn part_of(&self, most: usize, room: usize) -> usize {
+        let rooms = self.room_bytes();
         let own = most / 4 / self.owners.load(Relaxed).max(1);
-        match (most - most / 4).saturating_sub(self.rooms.load(Relaxed)) {
+        let part = match (most - most / 4).saturating_sub(rooms) {
             0 => own,
             left => own.max(room + left / (self.active.load(Relaxed) + 1)),
-        }
+        };
+        part.min(room + most.saturating_sub(rooms))
     }
 
-    /// Notes that a thread may hold more bytes.
-    pub(crate) fn widened(&self, by: usize) {
-        if by > 0 {
-            self.rooms.fetch_add(by, Relaxed);
+    /// Returns the bytes that all of them may hold.
+    pub(crate) fn room_bytes(&self) -> usize {
+        self.rooms.load(Relaxed)
+    }
+
+    /// Notes that one of them may hold so many bytes after it could hold so many before.
+    pub(crate) fn count_room(&self, before: usize, after: usize) {
+        if before != after {
+            self.rooms.fetch_add(after.wrapping_sub(before), Relaxed);
         }
     }
 

@@ -73,6 +73,11 @@ fn a_fork_beside_threads_in_stdio_goes_on() {
 }
 
 #[test]
+fn a_fork_of_a_small_program_copies_few_pages() {
+    check("small_forks.c", &[]);
+}
+
+#[test]
 fn fork_handlers_may_take_locks_under_which_threads_allocate() {
     let registers = compiled("registers.c", &["-shared", "-fPIC"]);
     let registers = registers.display().to_string();

@@ -16,6 +16,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 
+mod bounds;
 mod loads;
 mod seldom;
 
