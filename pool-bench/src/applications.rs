@@ -67,7 +67,8 @@ const APPLICATIONS: [(&str, Find); 8] = [
 ];
 
 /// Runs the chosen applications, all unless some are named, beside an earlier library if its folder
-/// is named. Those that are not here are told in `notes`, and so is a run that fails.
+/// is named. Those that are not here are told in `notes`, and so is a run that fails. What each run
+/// used is told at once, since all of them take long.
 ///
 /// # Errors
 ///
@@ -79,6 +80,7 @@ pub(crate) fn run(
     spread: &Spread,
     notes: &mut Vec<String>,
     tick: impl Fn(&str),
+    tell: impl Fn(String),
 ) -> Result<Vec<Row>, BadInput> {
     if let Some(unknown) = chosen.iter().find(|case| APPLICATIONS.iter().all(|it| it.0 != *case)) {
         let expected = format!("one of {}", APPLICATIONS.map(|it| it.0).join(", "));
@@ -98,7 +100,15 @@ pub(crate) fn run(
             Err(missing) => notes.push(format!("left out: {name}, since {missing}; {CURE}")),
             Ok(run) => {
                 let rounds = if is_smoke { 1 } else { ROUNDS };
-                rows.extend(beside_glibc(name, &*run, &mallocs, rounds, spread.seed, notes)?);
+                let (used, drawn) = in_turns(&*run, &mallocs, rounds, spread.seed, |at, used| {
+                    let under = format!("{name} under {}", mallocs[at].name);
+                    match used {
+                        Ok(used) => tell(format!("{under}: {used}")),
+                        Err(why) => notes.push(format!("failed: {under}: {why}")),
+                    }
+                })?;
+                let names: Vec<&str> = mallocs.iter().map(|malloc| malloc.name).collect();
+                rows.extend(self::rows(name, &names, &used, &drawn));
             }
         }
     }
@@ -110,33 +120,32 @@ pub(crate) fn steps() -> u64 {
     APPLICATIONS.len() as u64
 }
 
-/// Runs an application under each malloc, in random order within each round. A run that fails has
-/// no figures, and the others go on.
-fn beside_glibc(
-    name: &str,
+/// What each malloc's runs used, by rounds; a run that failed has no figures.
+type UsedByMalloc = Vec<Vec<Option<Used>>>;
+
+/// Runs an application under each malloc, in random order within each round. Returns what the runs
+/// used, and the order of each round. A run that fails is told, and the others go on.
+fn in_turns(
     run: &Run,
     mallocs: &[Malloc],
     rounds: usize,
     seed: u64,
-    notes: &mut Vec<String>,
-) -> Result<Vec<Row>, BadInput> {
+    mut told: impl FnMut(usize, &Result<Used, String>),
+) -> Result<(UsedByMalloc, Vec<Vec<String>>), BadInput> {
     let mut orders = Orders::new(seed);
     let mut drawn = Vec::new();
-    let mut used: Vec<Vec<Option<Used>>> = mallocs.iter().map(|_| Vec::new()).collect();
+    let mut used: UsedByMalloc = mallocs.iter().map(|_| Vec::new()).collect();
     for _ in 0..rounds {
         let order = orders.next(mallocs.len());
         for at in &order {
             let folder = Folder::new(*at)?;
             let measured = run(&mallocs[*at], &folder.0);
-            if let Err(why) = &measured {
-                notes.push(format!("failed: {name} under {}: {why}", mallocs[*at].name));
-            }
+            told(*at, &measured);
             used[*at].push(measured.ok());
         }
         drawn.push(vec![order.iter().map(ToString::to_string).collect()]);
     }
-    let names: Vec<&str> = mallocs.iter().map(|malloc| malloc.name).collect();
-    Ok(rows(name, &names, &used, &drawn))
+    Ok((used, drawn))
 }
 
 /// The rows of an application: one for each malloc and measure.

@@ -63,7 +63,8 @@ pub(super) fn nginx(scale: Scale) -> Result<Box<Run>, String> {
         command.args(["-e", "stderr"]).stdout(Stdio::null()).stdin(Stdio::null());
         let mut session = Session::start(malloc, command, folder)?;
         let load = |requests: usize, path: &str| {
-            let requests = scale.of(requests).to_string();
+            // ab refuses fewer requests than connections.
+            let requests = scale.of(requests).max(16).to_string();
             let mut command = Command::new(&ab);
             command.args(["-q", "-k", "-c", "16", "-n", &requests]);
             command.args(["-H", "Accept-Encoding: gzip"]);

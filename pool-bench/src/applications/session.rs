@@ -4,6 +4,7 @@ use super::family::{self, Family};
 use crate::environment;
 use crate::preload::Malloc;
 use rustix::process::{Pid, Signal, kill_process};
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -25,6 +26,18 @@ pub(super) struct Used {
     pub(super) peak_bytes: u64,
     /// What was resident after a rest behind the work; `None` for a program that has ended.
     pub(super) rested_bytes: Option<u64>,
+}
+
+impl fmt::Display for Used {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let (cpu, wall) = (self.cpu_ns / 1e9, self.wall_ns / 1e9);
+        write!(f, "CPU {cpu:.2} s, wall {wall:.2} s, peak {:.1} MiB", mib(self.peak_bytes))?;
+        match self.rested_bytes {
+            Some(rested) => write!(f, ", after a rest {:.1} MiB", mib(rested)),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Between two looks at the memory of several processes. What one process had at most, the system

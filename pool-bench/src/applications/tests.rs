@@ -86,6 +86,31 @@ fn a_library_that_is_not_loaded_is_a_failure() {
 fn names_of_applications_are_checked_before_anything_runs() {
     let spread = Spread::new(true, 1);
     let asked = ["redis".to_owned(), "oracle".to_owned()];
-    let why = run(true, &asked, None, &spread, &mut Vec::new(), |_| ()).unwrap_err().to_string();
+    let ran = run(true, &asked, None, &spread, &mut Vec::new(), |_| (), |_| ());
+    let why = ran.unwrap_err().to_string();
     assert!(why.starts_with("case `oracle`; expected one of redis, postgresql, nginx"), "{why}");
+}
+
+#[test]
+fn what_a_run_used_is_told_in_one_line() {
+    let told = used(1.5, 20, Some(3 << 20)).map(|it| it.to_string());
+    let expected = "CPU 1.50 s, wall 3.00 s, peak 20.0 MiB, after a rest 3.0 MiB";
+    assert_eq!(told.as_deref(), Some(expected));
+    let ended = used(1.0, 1, None).map(|it| it.to_string());
+    assert_eq!(ended.as_deref(), Some("CPU 1.00 s, wall 2.00 s, peak 1.0 MiB"));
+}
+
+#[test]
+fn a_failed_run_is_told_and_the_others_go_on() {
+    let mallocs = [OURS, GLIBC].map(|name| Malloc { name, library: None, handler: false });
+    let run = |malloc: &Malloc, folder: &Path| {
+        assert!(folder.is_dir());
+        used(1.0, 1, None).filter(|_| malloc.name == GLIBC).ok_or_else(|| "no memory".to_owned())
+    };
+    let mut failed = Vec::new();
+    let (used, drawn) =
+        in_turns(&run, &mallocs, 3, 1, |at, used| failed.extend(used.is_err().then_some(at)))
+            .unwrap();
+    assert_eq!((failed, drawn.len()), (vec![0, 0, 0], 3));
+    assert!(used[0].iter().all(Option::is_none) && used[1].iter().all(Option::is_some));
 }

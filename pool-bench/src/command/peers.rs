@@ -175,7 +175,10 @@ impl Bench {
             bar.inc(1);
         };
         let (before, notes) = (self.before.as_deref(), &mut results.notes);
-        let rows = crate::applications::run(self.smoke, &self.case, before, spread, notes, tick)?;
+        // A run that is cut off has told what it knew.
+        let tell = |line: String| bar.suspend(|| eprintln!("{line}"));
+        let rows =
+            crate::applications::run(self.smoke, &self.case, before, spread, notes, tick, tell)?;
         bar.finish_and_clear();
         Ok(rows)
     }
