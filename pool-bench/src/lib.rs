@@ -4,6 +4,7 @@
 
 pub mod advise;
 pub mod apart;
+mod applications;
 pub mod backend;
 pub mod command;
 pub mod compare;

@@ -17,11 +17,11 @@ const ROUNDS: usize = 5;
 /// Rounds of short programs with threads, whose speed differs much between processes.
 const SHORT_ROUNDS: usize = 15;
 /// The malloc that needs no library.
-const GLIBC: &str = "glibc";
+pub(crate) const GLIBC: &str = "glibc";
 /// glibc once more: its difference from glibc is noise.
 const CONTROL: &str = "glibc, control";
 /// Ours.
-const OURS: &str = "bucketpool";
+pub(crate) const OURS: &str = "bucketpool";
 /// The Python package's pool behind NumPy, over the C library's malloc.
 const HANDLER: &str = "NumPy's handler";
 /// Where xtask says our library is.
@@ -33,14 +33,40 @@ const OTHERS: [(&str, &str, &str); 3] = [
     ("tcmalloc", "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
 ];
 
+/// Ours of an earlier build.
+const BEFORE: &str = "bucketpool, before";
+
 /// A malloc.
 #[derive(Debug)]
-struct Malloc {
-    name: &'static str,
+pub(crate) struct Malloc {
+    pub(crate) name: &'static str,
     /// The library to preload; `None` for the C library's.
-    library: Option<PathBuf>,
+    pub(crate) library: Option<PathBuf>,
     /// Whether NumPy allocates its arrays from a pool of the Python package.
-    handler: bool,
+    pub(crate) handler: bool,
+}
+
+impl Malloc {
+    /// Ours of an earlier build, in a folder.
+    ///
+    /// # Errors
+    ///
+    /// A folder without it.
+    pub(crate) fn before(folder: &Path) -> Result<Self, BadInput> {
+        let library = folder.join("libbucketpool.so");
+        match library.is_file() {
+            true => Ok(Self { name: BEFORE, library: Some(library), handler: false }),
+            false => {
+                let what = format!("`--before {}`", folder.display());
+                Err(BadInput::new(what, "a folder with libbucketpool.so"))
+            }
+        }
+    }
+
+    /// Whether it is ours or the C library's, and not a peer.
+    pub(crate) fn is_ours_or_glibc(&self) -> bool {
+        [OURS, BEFORE, GLIBC, CONTROL].contains(&self.name)
+    }
 }
 
 /// Measures a case under a malloc, in a process.
@@ -155,10 +181,14 @@ fn one(
 }
 
 /// The mallocs that are here; those that are not are told in `notes`.
-fn mallocs(notes: &mut Vec<String>) -> Result<Vec<Malloc>, BadInput> {
+///
+/// # Errors
+///
+/// xtask has not said where ours is.
+pub(crate) fn mallocs(notes: &mut Vec<String>) -> Result<Vec<Malloc>, BadInput> {
     let Some(library) = std::env::var_os(LIBRARY).map(PathBuf::from) else {
-        let what = "`--peers preload`: there is no library to preload";
-        return Err(BadInput::new(what, "`cargo xtask bench --peers preload`, which builds it"));
+        let what = "`--peers` with programs: there is no library to preload";
+        return Err(BadInput::new(what, "`cargo xtask bench`, which builds it"));
     };
     let mut mallocs = vec![
         Malloc { name: OURS, library: Some(library), handler: false },

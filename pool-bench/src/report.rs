@@ -1,6 +1,7 @@
 //! Tables that people read.
 
 mod across;
+pub mod applications;
 pub mod threads;
 
 pub use across::across_backends;

@@ -40,6 +40,8 @@ pub(crate) struct Results {
     pub(crate) outcomes: Vec<Outcome>,
     /// Contenders compared with peers.
     pub(crate) rows: Vec<Row>,
+    /// Applications under each malloc.
+    pub(crate) applications: Vec<Row>,
     /// Contenders on threads.
     pub(crate) threads: Vec<Row>,
     /// What they counted: objects of JSON.
@@ -129,7 +131,7 @@ impl Results {
             let lines = advised.advice.iter().map(line).chain(advised.bounds.iter().map(line));
             lines.chain([choice])
         });
-        let rows = self.rows.iter().chain(&self.threads).map(line);
+        let rows = self.rows.iter().chain(&self.applications).chain(&self.threads).map(line);
         let counts = self.counts.iter().map(line);
         standings.chain(outcomes).chain(rows).chain(counts).chain(advised).collect()
     }
@@ -191,6 +193,7 @@ impl Results {
             parts.extend(report::contenders(&self.rows));
             parts.extend(report::over_cases(&self.rows));
         }
+        parts.extend(report::applications::tables(&self.applications));
         parts.extend(report::threads::times(&self.threads));
         parts.extend(report::threads::counts(&self.counts));
         parts.join("\n\n")

@@ -86,7 +86,9 @@ fn programs_beside(
         let library = preload::build(root).map_err(|_| "the preload library did not build")?;
         run.env("BUCKETPOOL_PRELOAD", library);
         let python = Python::prepare(root)?;
-        python.install(root)?;
+        if asks_for(args, "preload") {
+            python.install(root)?;
+        }
         run.env("BUCKETPOOL_PYTHON", python.path());
     }
     Ok(())
@@ -136,10 +138,16 @@ fn are_peers(args: &[String]) -> bool {
     args.iter().any(|arg| arg == "--peers" || arg.starts_with("--peers="))
 }
 
-/// Returns whether the arguments ask for `--peers preload`.
+/// Returns whether the arguments ask for programs with the library preloaded: `--peers preload` or
+/// `--peers applications`.
 fn is_preload(args: &[String]) -> bool {
-    args.iter().any(|arg| arg == "--peers=preload")
-        || args.windows(2).any(|pair| pair == ["--peers", "preload"])
+    asks_for(args, "preload") || asks_for(args, "applications")
+}
+
+/// Returns whether the arguments ask for this group of peers.
+fn asks_for(args: &[String], group: &str) -> bool {
+    args.iter().any(|arg| arg.strip_prefix("--peers=") == Some(group))
+        || args.windows(2).any(|pair| pair == ["--peers", group])
 }
 
 /// Returns the path of the measuring binary.
@@ -209,7 +217,12 @@ mod tests {
         for line in ["bench --peers", "bench --peers arena", "bench --peers=arena --json"] {
             assert!(are_peers(&words(line)) && !is_preload(&words(line)), "{line}");
         }
-        for line in ["bench --peers preload", "bench --peers=preload"] {
+        for line in [
+            "bench --peers preload",
+            "bench --peers=preload",
+            "bench --peers applications --smoke",
+            "bench --peers=applications",
+        ] {
             assert!(is_preload(&words(line)), "{line}");
         }
         assert!(!are_peers(&words("bench --smoke")));

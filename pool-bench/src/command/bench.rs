@@ -46,15 +46,16 @@ pub(super) struct Bench {
     /// some).
     #[arg(long, requires = "peers")]
     pub(super) peer: Vec<String>,
-    /// With `--peers host` or `preload`: the cases to measure, such as pair,candle or larson,numpy;
-    /// all unless named.
+    /// With `--peers host`, `preload` or `applications`: the cases to measure, such as pair,candle or
+    /// larson,numpy or redis,pytorch; all unless named.
     #[arg(long, requires = "peers", value_delimiter = ',')]
     pub(super) case: Vec<String>,
     /// With `--peers preload`: a checkout of mimalloc-bench, whose programs are compiled and run.
     #[arg(long, requires = "peers", value_name = "FOLDER")]
     pub(super) programs: Option<std::path::PathBuf>,
     /// A folder with `pool-bench` and `bench-clients` of another build: with `--peers host` its
-    /// tcache takes turns with this one's.
+    /// tcache takes turns with this one's. With `--peers applications` a folder with its
+    /// `libbucketpool.so`.
     #[arg(long, requires = "peers")]
     pub(super) before: Option<std::path::PathBuf>,
     /// Pools of host memory and global allocators on 1, 2, 4, .. threads, up to twice the cores,

@@ -24,6 +24,8 @@ pub(super) enum Group {
     Service,
     /// Libraries that are preloaded under programs that are not changed.
     Preload,
+    /// The same under servers with load, NumPy, PyTorch and a build: time and memory.
+    Applications,
 }
 
 /// A case of `bench --peers`, in this process; prints rows.
@@ -111,12 +113,15 @@ impl Bench {
     ) -> Result<(), BadInput> {
         let is_host = (group, self.backend.is_empty()) == (Group::Host, true);
         let is_preload = (group, self.backend.is_empty()) == (Group::Preload, true);
-        if !is_host && self.before.is_some() {
-            return Err(BadInput::new("`--before` with these peers", "`--peers host`"));
+        let is_applications = (group, self.backend.is_empty()) == (Group::Applications, true);
+        if !is_host && !is_applications && self.before.is_some() {
+            let what = "`--before` with these peers";
+            return Err(BadInput::new(what, "`--peers host` or `--peers applications`"));
         }
-        if !is_host && !is_preload && !self.case.is_empty() {
+        if !is_host && !is_preload && !is_applications && !self.case.is_empty() {
             let what = "`--case` with these peers";
-            return Err(BadInput::new(what, "`--peers host` or `--peers preload`"));
+            let expected = "`--peers host`, `--peers preload` or `--peers applications`";
+            return Err(BadInput::new(what, expected));
         }
         if !is_preload && self.programs.is_some() {
             return Err(BadInput::new("`--programs` with these peers", "`--peers preload`"));
@@ -128,6 +133,10 @@ impl Bench {
                 self.beside_pools(group == Group::Service, spread)?
             }
             ([], Group::Preload) if self.peer.is_empty() => self.preloaded(spread, results)?,
+            ([], Group::Applications) if self.peer.is_empty() => {
+                results.applications = self.applications(spread, results)?;
+                Vec::new()
+            }
             ([backend], Group::Host) if self.has_peers(*backend) => {
                 self.beside_ours(*backend, spread)?
             }
@@ -135,7 +144,7 @@ impl Bench {
                 return Err(BadInput::new(
                     "`--peers` with this group, these backends or programs",
                     "`--peers`, `--peers arena`, `--peers pools`, `--peers service`, \
-                     `--peers preload`, \
+                     `--peers preload`, `--peers applications`, \
                      `--backend wgpu --peers`, or `--backend cuda --peers` with any number of \
                      `--peer NAME=COMMAND`",
                 ));
@@ -154,6 +163,22 @@ impl Bench {
         let programs = self.programs.as_deref();
         let notes = &mut results.notes;
         let rows = crate::preload::run(self.smoke, &self.case, programs, spread, notes, tick)?;
+        bar.finish_and_clear();
+        Ok(rows)
+    }
+
+    /// Servers, NumPy, PyTorch and a build, under each malloc that can be preloaded.
+    fn applications(&self, spread: &Spread, results: &mut Results) -> Result<Vec<Row>, BadInput> {
+        let bar = ticking(crate::applications::steps());
+        let tick = |case: &str| {
+            bar.set_message(case.to_owned());
+            bar.inc(1);
+        };
+        let (before, notes) = (self.before.as_deref(), &mut results.notes);
+        // A run that is cut off has told what it knew.
+        let tell = |line: String| bar.suspend(|| eprintln!("{line}"));
+        let rows =
+            crate::applications::run(self.smoke, &self.case, before, spread, notes, tick, tell)?;
         bar.finish_and_clear();
         Ok(rows)
     }
