@@ -7,7 +7,6 @@ use pool_host::{Tcache, TcacheState};
 static ALLOCATOR: Tcache = Tcache::new();
 
 /// What each sanitizer that has a `malloc` defines.
-// SAFETY: no other function of this program has the name, and nobody calls it.
 #[unsafe(no_mangle)]
 extern "C" fn __sanitizer_get_allocated_size(_: *const u8) -> usize {
     0

@@ -118,16 +118,18 @@ fn what_runs_at_the_end_may_allocate() {
     }
 }
 
-/// Runs a program with the library under a limit of the shell's, in KiB.
-fn run_limited(program: &Path, limit: &str) -> std::process::Output {
+/// Returns a command that runs a program with the library under a limit of the shell's, in KiB.
+fn limited(program: &Path, limit: &str) -> std::process::Command {
     let mut command = std::process::Command::new("sh");
     command.args(["-c", &format!("{limit}; exec \"$0\"")]).arg(program);
-    command.env("LD_PRELOAD", library()).env_remove("BUCKETPOOL_HOST").output().expect("a shell")
+    command.env("LD_PRELOAD", library()).env_remove("BUCKETPOOL_HOST");
+    command
 }
 
 #[test]
 fn under_a_limit_of_data_what_is_freed_goes_back_at_once() {
-    is_done(&run_limited(&compiled("at_once.c", &[]), "ulimit -d 400000"));
+    let mut command = limited(&compiled("at_once.c", &[]), "ulimit -d 400000");
+    is_done(&command.output().expect("a shell"));
 }
 
 #[test]
@@ -137,7 +139,8 @@ fn a_limit_of_addresses_bounds_what_is_reserved() {
     for (reserved, limit) in
         [(64 << 10, 290 << 10), (8 << 10, 39 << 10), (1 << 10, 5000), (256, 1500)]
     {
-        let output = run_limited(&program, &format!("ulimit -v {}", limit << 10));
+        let mut command = limited(&program, &format!("ulimit -v {}", limit << 10));
+        let output = command.output().expect("a shell");
         let told = String::from_utf8(output.stdout).expect("a number");
         let told: u64 = told.trim().parse().expect("a number");
         // Beside the pages lies the map of them.

@@ -46,9 +46,9 @@ const OWN_CALLS: bool = true;
 const SETTINGS: [&str; 5] = ["", "limit=1M,decay=1", "", "unmap", "decay=20,background=off"];
 
 /// A program that takes longer stands still: one takes 0.05 s, or 0.3 s with all mappings.
-const LONGEST: Duration = Duration::from_secs(30);
+const LONGEST: Duration = Duration::from_secs(20);
 /// The same for the runs that look for the calls which a fault needs.
-const SHORTER: Duration = Duration::from_secs(4);
+const SHORTER: Duration = Duration::from_secs(2);
 
 fn has_own_calls(seed: u64) -> bool {
     OWN_CALLS && seed % 8 == 3
@@ -193,7 +193,7 @@ fn programs_of_random_system_calls_end_as_with_the_c_library() {
                 "BUCKETPOOL_SEED={seed} BUCKETPOOL_PROGRAMS=1: {fault}; calls: {needed}"
             ));
         }
-        if faults.len() == 10 {
+        if faults.len() == 5 {
             break; // those are enough to read
         }
     }

@@ -102,7 +102,7 @@ fn off_leaves_all_to_the_c_library_and_stats_says_so() {
 }
 
 /// The library hides blocks from a sanitizer with a `malloc`, and says so; that of undefined behaviour has
-/// none. (AddressSanitizer refuses to come second itself.)
+/// none. (`AddressSanitizer` refuses to come second itself.)
 #[test]
 fn what_a_sanitizer_does_not_see_is_told() {
     let hidden = "bucketpool: a sanitizer does not see the blocks of a program with this library";
