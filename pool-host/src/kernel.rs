@@ -22,13 +22,14 @@ use std::ptr;
 #[inline]
 pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, c_int> {
     let [first, second, third, fourth, fifth, sixth] = arguments;
+    let Ok(number) = isize::try_from(number) else { return Err(libc::ENOSYS) };
     let result: isize;
     // SAFETY: the kernel reads these registers, and changes `rax`, `rcx` and `r11` only (System V
     // ABI for x86-64, A.2.1). What the call does to memory is as the caller says.
     unsafe {
         std::arch::asm!(
             "syscall",
-            inlateout("rax") number as isize => result,
+            inlateout("rax") number => result,
             in("rdi") first, in("rsi") second, in("rdx") third,
             in("r10") fourth, in("r8") fifth, in("r9") sixth,
             lateout("rcx") _, lateout("r11") _,

@@ -105,12 +105,7 @@ impl Heap {
 
     /// Shortens the range to `most` bytes, or as far as no block is in the way. `publish` gets its bytes
     /// before others can have what is left out. Returns whether any is.
-    pub(super) fn shorten(
-        &mut self,
-        most: usize,
-        mapping: &Mapping,
-        publish: impl FnOnce(usize),
-    ) -> bool {
+    pub(super) fn shorten(&mut self, most: usize, publish: impl FnOnce(usize)) -> bool {
         let Some(space) = &mut self.space else { return false };
         let (end, clean) = (self.runs.end(), self.runs.clean_at_end());
         let needed = clean.map_or(end, |run| run.first) as usize * PAGE;
@@ -123,7 +118,7 @@ impl Heap {
             // They stay used for good.
             self.runs.take_span(FreeSpan { first: run.first, end }, first, end - first);
         }
-        space.shorten(kept, mapping, publish);
+        space.shorten(kept, publish);
         true
     }
 

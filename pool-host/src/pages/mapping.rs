@@ -158,7 +158,7 @@ impl Mapping {
     /// # Safety
     ///
     /// No code uses them, or has an address there that it takes for one of this reservation.
-    pub(super) unsafe fn give_up(&self, start: *mut u8, bytes: usize) {
+    pub(super) unsafe fn give_up(start: *mut u8, bytes: usize) {
         // SAFETY: as the caller says. If the system refuses, they stay reserved.
         let _ = unsafe { kernel::unmap(start, bytes) };
     }
@@ -179,7 +179,7 @@ impl Mapping {
             // SAFETY: `map` just mapped these bytes.
             Some(base) if base == start => unsafe { self.advise_reserved(start, bytes) },
             // SAFETY: `map` just mapped these bytes, and no code knows of them.
-            Some(other) => unsafe { self.give_up(other, bytes) },
+            Some(other) => unsafe { Self::give_up(other, bytes) },
             None => self.is_holed.store(true, Relaxed),
         }
         base == Some(start)
@@ -356,7 +356,7 @@ impl Mapping {
     /// # Safety
     ///
     /// The addresses are open, and other pages of the reservation follow them.
-    pub(super) unsafe fn piece(&self, from: *mut u8, bytes: usize) -> usize {
+    pub(super) unsafe fn piece(from: *mut u8, bytes: usize) -> usize {
         let is_one = |length: usize| {
             // SAFETY: there is no room behind these addresses, so nothing changes.
             let grown = unsafe { kernel::remap(from, length, length + PAGE, 0, ptr::null_mut()) };

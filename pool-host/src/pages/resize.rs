@@ -7,7 +7,7 @@
 #![expect(unsafe_code, reason = "blocks are addresses in a range that the system reserved")]
 
 use super::deferred::Deferral;
-use super::mapping::Moved;
+use super::mapping::{Mapping, Moved};
 use super::{LARGEST, PAGE, Pages, Taken};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::system;
@@ -32,9 +32,9 @@ const LOOKS: u32 = 8;
 /// Pages of zeroes that are not copied to pages with memory: these lose it.
 const EMPTIED: usize = 16;
 
-/// How the contents of a block came to another one.
+/// How what a block held came to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Contents {
+enum Brought {
     Copied,
     /// Some of its memory has moved.
     Moved,
@@ -116,16 +116,14 @@ impl Pages {
         self.heed_address_limit();
         let mut to = self.take_to_grow(bytes, align)?;
         // SAFETY: the caller guarantees that it owns the block, and that both hold `kept` bytes.
-        let contents = match unsafe { self.transfer(block, kept, to) } {
-            Some(contents) => contents,
-            None => {
-                to = self.take_to_grow(bytes, align)?;
-                // SAFETY: as above. They do not overlap, since both are in use.
-                unsafe { self.copy(block, to, kept, kept >= MOVES_FROM) };
-                Contents::Copied
-            }
-        };
-        if contents == Contents::Moved {
+        let mut contents = unsafe { self.transfer(block, kept, to) };
+        if contents.is_none() {
+            to = self.take_to_grow(bytes, align)?;
+            // SAFETY: as above. They do not overlap, since both are in use.
+            unsafe { self.copy(block, to, kept, kept >= MOVES_FROM) };
+            contents = Some(Brought::Copied);
+        }
+        if contents == Some(Brought::Moved) {
             let (first, pages) = self.run_of(block);
             self.give_emptied(first, pages);
         } else {
@@ -142,18 +140,21 @@ impl Pages {
     /// # Safety
     ///
     /// The caller owns both blocks, and both hold `kept` bytes.
-    unsafe fn transfer(&self, block: *mut u8, kept: usize, to: Taken) -> Option<Contents> {
+    unsafe fn transfer(&self, block: *mut u8, kept: usize, to: Taken) -> Option<Brought> {
         let ((_, pages), (to_first, to_pages)) = (self.run_of(block), self.run_of(to.block));
         let length = pages as usize * PAGE;
         let moves_from = if to.zeroed { MOVES_FROM } else { MOVES_ANYWHERE_FROM };
         let moves = length >= moves_from && pages <= to_pages && self.mapping.moves();
         let mut looks = if moves { LOOKS } else { 0 };
-        let (mut at, mut contents) = (0, Contents::Copied);
+        let (mut at, mut contents) = (0, Brought::Copied);
         while at < kept {
             let (from, into) = (block.wrapping_add(at), to.block.wrapping_add(at));
             let rest = length - at;
-            // SAFETY: the caller owns the block. The range ends with reserved addresses.
-            let piece = if looks > 0 { unsafe { self.mapping.piece(from, rest) } } else { 0 };
+            let piece = match looks {
+                0 => 0,
+                // SAFETY: the caller owns the block. The range ends with reserved addresses.
+                _ => unsafe { Mapping::piece(from, rest) },
+            };
             looks = looks.saturating_sub(1);
             let how = if piece > 0 && piece >= LONG.min(length / 2) {
                 // SAFETY: the caller owns both blocks, and uses of both only what this function leaves
@@ -180,7 +181,7 @@ impl Pages {
             };
             let end = if piece > 0 { at + piece } else { length };
             if how == Moved::Yes {
-                contents = Contents::Moved;
+                contents = Brought::Moved;
             } else {
                 let to = Taken { block: into, zeroed };
                 // SAFETY: the caller guarantees that both blocks hold `kept` bytes. They do not

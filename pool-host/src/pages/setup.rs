@@ -123,7 +123,7 @@ impl Pages {
             return false;
         }
         let publish = |bytes| self.range.bytes.store(bytes, Release);
-        self.enter(|inside| inside.shorten(most, &self.mapping, publish)).unwrap_or(false)
+        self.enter(|inside| inside.shorten(most, publish)).unwrap_or(false)
     }
 
     /// Permits the system to take the memory of blocks that are freed from now on when it is short,

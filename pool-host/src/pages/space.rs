@@ -80,7 +80,7 @@ impl Space {
             let start = mapping.reserve(bytes + ALIGN)?;
             let maps = Self::reserve_maps(*bytes, mapping).or_else(|| {
                 // SAFETY: `reserve` just mapped these bytes, and no other code has their address.
-                unsafe { mapping.give_up(start, bytes + ALIGN) };
+                unsafe { Mapping::give_up(start, bytes + ALIGN) };
                 None
             })?;
             let base = start.map_addr(|address| address.next_multiple_of(ALIGN));
@@ -100,7 +100,7 @@ impl Space {
     /// the number of bytes before: what lies behind them may then be another's.
     ///
     /// Whole chunks, of which no code needs those that are left out.
-    pub(super) fn shorten(&mut self, bytes: usize, mapping: &Mapping, publish: impl FnOnce(usize)) {
+    pub(super) fn shorten(&mut self, bytes: usize, publish: impl FnOnce(usize)) {
         let entries = |bytes: usize| self.usable.max(bytes / PAGE);
         let (before, after) = (entries(self.bytes), entries(bytes));
         let stretches = self.maps().map(|(map, entry)| {
@@ -115,7 +115,7 @@ impl Space {
             if from < to {
                 // SAFETY: these are reserved addresses that no code uses: of the range, which is
                 // shorter, and of maps, behind the entries that pages may get.
-                unsafe { mapping.give_up(start.wrapping_add(from), to - from) };
+                unsafe { Mapping::give_up(start.wrapping_add(from), to - from) };
             }
         }
     }
@@ -145,7 +145,7 @@ impl Space {
         // SAFETY: these are pages of what was just reserved.
         if !unsafe { mapping.open(open, open_bytes) } {
             // SAFETY: `reserve` just mapped these bytes, and no other code has their address.
-            unsafe { mapping.give_up(tags, all_bytes) };
+            unsafe { Mapping::give_up(tags, all_bytes) };
             return None;
         }
         // SAFETY: `open` made these bytes readable and writable, and they are never unmapped. They
