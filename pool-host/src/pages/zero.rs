@@ -86,6 +86,7 @@ impl Pages {
 /// # Safety
 ///
 /// The caller owns the pages, which begin at a multiple of the page size.
+#[expect(clippy::cast_ptr_alignment, reason = "pages are aligned to more")]
 unsafe fn is_used(start: *const u8, pages: usize) -> bool {
     (0..LOOKS).all(|look| {
         // Not at equal distances: a program may use each page at a round one, and no other.

@@ -643,12 +643,16 @@ fn a_thread_that_begins_or_ends_looks_at_no_other_one() {
 fn threads_that_begin_get_warm_thread_caches_first() {
     let cache = cache(MIB, 64 * KIB);
     let left: Vec<_> = (0..40).map(|_| cache.thread_caches.enter().unwrap()).collect();
-    left.iter().for_each(|local| cache.leave(local));
+    for local in &left {
+        cache.leave(local);
+    }
     let warm = |local: &ThreadCache| left[..16].iter().any(|other| std::ptr::eq(*other, local));
     for _ in 0..3 {
         let next: Vec<_> = (0..16).map(|_| cache.thread_caches.enter().unwrap()).collect();
         assert!(next.iter().all(|local| warm(local)));
-        next.iter().for_each(|local| cache.leave(local));
+        for local in &next {
+            cache.leave(local);
+        }
     }
     let all: Vec<_> = (0..40).map(|_| cache.thread_caches.enter().unwrap()).collect();
     assert_eq!((all.len(), cache.thread_caches.iter().count()), (40, 40), "none is lost");

@@ -99,7 +99,7 @@ fn address_of(top: *mut ThreadCache) -> *mut ThreadCache {
 
 /// Returns a top with this address and this number of changes.
 fn marked(address: *mut ThreadCache, changes: usize) -> *mut ThreadCache {
-    address.map_addr(|address| address / LEAST_PAGE | changes << PAGE_BITS)
+    address.map_addr(|address| (address / LEAST_PAGE) | (changes << PAGE_BITS))
 }
 
 /// Returns the thread cache at an address that a stack has.
