@@ -29,7 +29,7 @@ use crate::pages::lock::ForkLock;
 use crate::pages::span::span_bytes;
 use crate::pages::{Pages, end_once_for};
 use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use list::{ClassList, Held, Recent};
+use list::{ClassList, Locked, Recent};
 use std::cell::UnsafeCell;
 use std::ptr;
 
@@ -166,7 +166,7 @@ impl Depot {
         &self,
         class: Class,
         pages: &Pages,
-        work: impl FnOnce(&mut Held<'_>) -> R,
+        work: impl FnOnce(&mut Locked<'_>) -> R,
     ) -> Option<R> {
         let list = self.list(class);
         if !list.is_used.load(Relaxed) {
@@ -175,7 +175,7 @@ impl Depot {
         let (result, invalid) = list.inside.enter(|inside| {
             // SAFETY: this thread holds the lock of the class, and no other place makes a reference.
             let recent = unsafe { &mut *self.recent[class.number()].0.get() };
-            let mut held = Held { class, inside, recent, pages };
+            let mut held = Locked { class, inside, recent, pages };
             if !list.late.load(Relaxed).is_null() {
                 list.take_late(&mut held);
             }
@@ -221,7 +221,7 @@ impl Depot {
     /// Lets a class have so many recent blocks more than it has, as far as a class may. Returns false
     /// if all classes together have no room for that.
     #[expect(clippy::cast_possible_truncation, reason = "at most RECENT")]
-    fn widen(&self, held: &mut Held<'_>, more: usize) -> bool {
+    fn widen(&self, held: &mut Locked<'_>, more: usize) -> bool {
         let cap = held.inside.cap as usize;
         let next = (held.len() + more).min(at_most(RECENT, RECENT_BYTES, held.class));
         if next <= cap {

@@ -61,14 +61,14 @@ pub(super) struct Contents {
 unsafe impl Send for Contents {}
 
 /// The contents of a class, under its lock.
-pub(super) struct Held<'d> {
+pub(super) struct Locked<'d> {
     pub(super) class: Class,
     pub(super) inside: &'d mut Contents,
     pub(super) recent: &'d mut [*mut u8; RECENT],
     pub(super) pages: &'d Pages,
 }
 
-impl Held<'_> {
+impl Locked<'_> {
     pub(super) fn len(&self) -> usize {
         self.inside.len as usize
     }
@@ -167,7 +167,7 @@ impl ClassList {
     /// Takes in the blocks that came during a fork.
     #[cold]
     #[expect(clippy::cast_ptr_alignment, reason = "blocks are aligned to 16 bytes")]
-    pub(super) fn take_late(&self, held: &mut Held<'_>) {
+    pub(super) fn take_late(&self, held: &mut Locked<'_>) {
         let mut block = self.late.swap(ptr::null_mut(), Acquire);
         while !block.is_null() {
             // SAFETY: `put_late` wrote that, and no thread has used the block since.

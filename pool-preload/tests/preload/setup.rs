@@ -35,7 +35,7 @@ pub(crate) fn library() -> PathBuf {
     target.join("preload").join("libbucketpool.so")
 }
 
-/// Builds the library of `tests/programs/plugin.rs`, and returns its path.
+/// Builds the library of `examples/plugin.rs`, and returns its path.
 pub(crate) fn plugin() -> PathBuf {
     let target = folder().parent().unwrap();
     let mut cargo = Command::new(env!("CARGO"));
