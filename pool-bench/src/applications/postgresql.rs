@@ -98,10 +98,10 @@ fn run(
             command.args(arguments).arg("postgres");
             client(command)
         };
-        let transactions = scale.of(2000).to_string();
+        let transactions = scale.of(1000).to_string();
         bench(&["-i", "-q", "-s", "2"])?;
         bench(&["-n", "-c", "4", "-t", &transactions])?;
-        bench(&["-n", "-c", "4", "-S", "-M", "prepared", "-t", &scale.of(20_000).to_string()])?;
+        bench(&["-n", "-c", "4", "-S", "-M", "prepared", "-t", &scale.of(10_000).to_string()])?;
         shell = Some(Shell::start(connected("psql"), scale.of(200_000))?);
         Ok(())
     };
