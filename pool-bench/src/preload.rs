@@ -54,13 +54,11 @@ impl Malloc {
     /// A folder without it.
     pub(crate) fn before(folder: &Path) -> Result<Self, BadInput> {
         let library = folder.join("libbucketpool.so");
-        match library.is_file() {
-            true => Ok(Self { name: BEFORE, library: Some(library), handler: false }),
-            false => {
-                let what = format!("`--before {}`", folder.display());
-                Err(BadInput::new(what, "a folder with libbucketpool.so"))
-            }
+        if library.is_file() {
+            return Ok(Self { name: BEFORE, library: Some(library), handler: false });
         }
+        let what = format!("`--before {}`", folder.display());
+        Err(BadInput::new(what, "a folder with libbucketpool.so"))
     }
 
     /// Whether it is ours or the C library's, and not a peer.

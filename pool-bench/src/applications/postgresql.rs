@@ -1,4 +1,4 @@
-//! PostgreSQL: many short transactions, and a session with large queries that stays.
+//! `PostgreSQL`: many short transactions, and a session with large queries that stays.
 
 use super::session::{Session, client};
 use super::{Run, Scale, first_of};
@@ -27,7 +27,7 @@ SELECT length(array_agg(word ORDER BY word)::text) FROM t;
 /// What the session says behind the last query.
 const DONE: &str = "done";
 
-/// PostgreSQL's newest version that is installed.
+/// The newest version that is installed.
 pub(super) fn find(scale: Scale) -> Result<Box<Run>, String> {
     let versions = fs::read_dir(VERSIONS).into_iter().flatten().flatten();
     let newest = versions.map(|entry| entry.path()).max().unwrap_or_else(|| VERSIONS.into());
@@ -98,10 +98,10 @@ fn run(
             command.args(arguments).arg("postgres");
             client(command)
         };
-        let transactions = scale.of(2000).to_string();
+        let transactions = scale.of(1000).to_string();
         bench(&["-i", "-q", "-s", "2"])?;
         bench(&["-n", "-c", "4", "-t", &transactions])?;
-        bench(&["-n", "-c", "4", "-S", "-M", "prepared", "-t", &scale.of(20_000).to_string()])?;
+        bench(&["-n", "-c", "4", "-S", "-M", "prepared", "-t", &scale.of(10_000).to_string()])?;
         shell = Some(Shell::start(connected("psql"), scale.of(200_000))?);
         Ok(())
     };
@@ -122,7 +122,7 @@ impl Shell {
         let fault = |error: std::io::Error| format!("psql: {error}");
         let mut shell = Self(psql.spawn().map_err(fault)?);
         if let Some(stdin) = &mut shell.0.stdin {
-            write!(stdin, "{QUERIES}\\echo {DONE}\n").map_err(fault)?;
+            writeln!(stdin, "{QUERIES}\\echo {DONE}").map_err(fault)?;
         }
         let lines = shell.0.stdout.take().map(|pipe| BufReader::new(pipe).lines());
         match lines.into_iter().flatten().map_while(Result::ok).find(|line| line == DONE) {

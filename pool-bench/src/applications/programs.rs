@@ -63,6 +63,9 @@ fn script(
 /// allocator of its own linked in; cargo, build scripts and the linker have the malloc.
 pub(super) fn build(scale: Scale) -> Result<Box<Run>, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut version = Command::new(&cargo);
+    version.arg("--version");
+    super::session::client(version)?;
     let root = place::root();
     let run = move |malloc: &Malloc, folder: &Path| {
         let mut command = Command::new(&cargo);

@@ -44,7 +44,7 @@ impl fmt::Display for Used {
 /// knows.
 const LOOK: Duration = Duration::from_millis(100);
 /// After this time a program counts as one that hangs, and is killed.
-const DEADLINE: Duration = Duration::from_secs(300);
+const DEADLINE: Duration = Duration::from_mins(5);
 /// How long a server may take to start, and to end.
 const START: Duration = Duration::from_secs(20);
 
@@ -252,12 +252,10 @@ pub(super) fn client(mut command: Command) -> Result<String, String> {
     environment::clean(&mut command).stdin(Stdio::null());
     let said = command.output().map_err(|error| format!("{program}: {error}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    match said.status.success() {
-        true => Ok(text(&said.stdout)),
-        false => {
-            let why = text(&said.stderr);
-            let last = why.trim().lines().last().unwrap_or_default().to_owned();
-            Err(format!("{program}: {}: {last}", said.status))
-        }
+    if said.status.success() {
+        return Ok(text(&said.stdout));
     }
+    let why = text(&said.stderr);
+    let last = why.trim().lines().last().unwrap_or_default();
+    Err(format!("{program}: {}: {last}", said.status))
 }
