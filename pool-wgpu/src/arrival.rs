@@ -8,9 +8,12 @@ use std::task::Waker;
 use std::time::Duration;
 use wgpu::{BufferAsyncError, PollError, PollType, SubmissionIndex};
 
-/// Time that another thread, which has polled, gets to run a callback, where it is not known
-/// whether one will come.
+/// Time that another thread, which has polled, gets to run a callback.
 const GRACE: Duration = Duration::from_millis(100);
+
+/// How often it gets that time where the device has done the submission, so that the callback is on its
+/// way: behind callbacks of the program that take long, or behind the one that waits.
+const TURNS: u32 = 10;
 
 /// Time between two looks at whether memory has arrived, where its submission is not known.
 const TURN: Duration = Duration::from_millis(1);
@@ -68,7 +71,8 @@ impl Arrival {
     /// Blocks until the device has done the submission that this arrival follows, and its callback
     /// has run. Where the program submits, the submission is not known: then it looks every
     /// millisecond, and returns `None` if all that is submitted did not bring it; a patient caller gives another
-    /// thread's poll some time to tell.
+    /// thread's poll some time to tell. It returns `None` too where the callback did not run for a second
+    /// after the device was done: wgpu calls one after the other, so inside of one of them no other runs.
     ///
     /// # Errors
     ///
@@ -102,11 +106,14 @@ impl Arrival {
             }
         }
         // Another thread's poll may have taken the callback, and not called it yet.
+        let turns = match (is_known, patient) {
+            (true, _) => TURNS,
+            (false, true) => 1,
+            (false, false) => 0,
+        };
         let mut outcome = self.outcome.lock();
-        while outcome.is_none() {
-            if is_known {
-                self.changed.wait(&mut outcome);
-            } else if !patient || self.changed.wait_for(&mut outcome, GRACE).timed_out() {
+        for _ in 0..turns {
+            if outcome.is_some() || !self.changed.wait_for(&mut outcome, GRACE).timed_out() {
                 break;
             }
         }

@@ -36,7 +36,8 @@ impl ReadBack {
     /// # Errors
     ///
     /// [`Why::NotSubmitted`] if the commands were dropped, refused by wgpu or are not submitted
-    /// yet, [`Why::Lost`] if the device is lost, [`Why::Unsupported`] in a browser, or what wgpu
+    /// yet; also, after a second, inside of a callback of wgpu that runs before the read-back's own, which
+    /// comes behind it. [`Why::Lost`] if the device is lost, [`Why::Unsupported`] in a browser, or what wgpu
     /// said. The read-back stays as it is and can be waited for again.
     ///
     /// # Examples
@@ -77,7 +78,8 @@ impl ReadBack {
         if arrival.wait_for_device(shared, true)?.is_some() {
             return Ok(());
         }
-        let call = "wait for commands that are not submitted";
+        let call =
+            "wait for commands that are not submitted, or inside of a callback before theirs";
         Err(DeviceError::new(Why::NotSubmitted, call))
     }
 
