@@ -50,7 +50,7 @@ impl Scope {
         offset: u64,
         bytes: u64,
     ) -> Result<ReadBack, DeviceError> {
-        self.may_record_with(from.place().buffer)?;
+        self.may_record_with(&from.place())?;
         let (back, place) = (self.begin_read(through, from, offset, bytes, false)?, from.place());
         copy_back(self.own_encoder(), &place, offset, &back);
         Ok(back)
@@ -99,7 +99,8 @@ impl Scope {
     ) -> Result<ReadBack, DeviceError> {
         let back = self.begin_read(through, from, offset, bytes, true)?;
         // The program's commands have the buffer from now on.
-        self.table().lend(self.id, from.place().buffer);
+        let place = from.place();
+        self.table().lend(self.id, place.buffer, &place.bytes_of_buffer());
         copy_back(commands, &from.place(), offset, &back);
         self.sign_read(commands, &back);
         Ok(back)
