@@ -166,7 +166,7 @@ impl OpenScopes {
     /// Keeps who is told of submissions.
     pub(crate) fn tell_later(&self, told: Told) {
         let mut all = self.told.lock();
-        all.retain(|told| told.strong_count() > 0);
+        all.retain(|other| other.strong_count() > 0 && !Weak::ptr_eq(other, &told));
         all.push(told);
     }
 
