@@ -3,6 +3,7 @@
 use crate::shared::{Shared, lost};
 use parking_lot::{Condvar, Mutex};
 use pool_core::DeviceError;
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::Duration;
@@ -34,7 +35,8 @@ pub(crate) enum Outcome {
 pub(crate) struct Arrival {
     outcome: Mutex<Option<Outcome>>,
     changed: Condvar,
-    wakers: Mutex<Vec<Waker>>,
+    /// The newest waker of each who waits.
+    wakers: Mutex<BTreeMap<u64, Waker>>,
     /// The submission that the memory arrives after, where it is known.
     by: OnceLock<SubmissionIndex>,
 }
@@ -60,12 +62,11 @@ impl Arrival {
         self.by.get().is_some()
     }
 
-    /// Wakes the task of this waker once the outcome is there.
-    pub(crate) fn wake_later(&self, waker: &Waker) {
-        let mut wakers = self.wakers.lock();
-        if !wakers.iter().any(|known| known.will_wake(waker)) {
-            wakers.push(waker.clone());
-        }
+    /// Wakes the task of this waker once the outcome is there, and not that of an earlier one of who waits.
+    pub(crate) fn wake_later(&self, who: u64, waker: &Waker) {
+        let waker = waker.clone(); // foreign code, as the drop of the one before: not under the lock
+        let before = self.wakers.lock().insert(who, waker);
+        drop(before);
     }
 
     /// Blocks until the device has done the submission that this arrival follows, and its callback
@@ -124,7 +125,7 @@ impl Arrival {
         self.outcome.lock().get_or_insert(how);
         self.changed.notify_all();
         let wakers = std::mem::take(&mut *self.wakers.lock());
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_values().for_each(Waker::wake);
     }
 }
 

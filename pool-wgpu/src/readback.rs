@@ -20,6 +20,8 @@ use wgpu::{COPY_BUFFER_ALIGNMENT, PollType};
 /// tells from inside of those.
 #[must_use = "the bytes are lost if nobody reads them"]
 pub struct ReadBack {
+    /// Its number, which no other has.
+    pub(crate) number: u64,
     pub(crate) chunk: Arc<ReadChunk>,
     pub(crate) at: u64,
     pub(crate) bytes: u64,
@@ -164,7 +166,7 @@ impl Future for ReadBack {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         // First the waker, so that no callback is missed in between.
-        self.chunk.arrival.wake_later(context.waker());
+        self.chunk.arrival.wake_later(self.number, context.waker());
         if self.chunk.arrival.outcome().is_none() {
             // A lost device is told by `is_here`.
             let _ = self.chunk.shared().device.poll(PollType::Poll);

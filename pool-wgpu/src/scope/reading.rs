@@ -6,6 +6,7 @@ use crate::readback::ReadBack;
 use crate::readbacks::{Filling, ReadBacks};
 use crate::view::{BufferPart, Place};
 use pool_core::{DeviceError, Why};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use wgpu::{BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder};
 
 impl Scope {
@@ -144,11 +145,14 @@ impl Scope {
         bytes: u64,
         elsewhere: bool,
     ) -> Result<ReadBack, DeviceError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Relaxed);
         let words = bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
         // Commands of the program copy the nonce behind the bytes.
         let needed = if elsewhere { words + Nonce::BYTES } else { words };
         let reads = if elsewhere { &mut self.reads_elsewhere } else { &mut self.reads };
         let back = |filling: &Filling, at| ReadBack {
+            number,
             chunk: filling.chunk.clone(),
             at,
             bytes,

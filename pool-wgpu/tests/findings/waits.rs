@@ -132,6 +132,30 @@ impl Wake for Flag {
     }
 }
 
+/// An executor that makes a waker for each poll.
+#[test]
+fn a_read_back_keeps_the_newest_waker() {
+    for device in devices() {
+        let (source, backs) = (own(&device, KIB), device.read_backs(MIB));
+        let (mut scope, mut commands) = (device.scope(), encoder(&device));
+        let from = Unpooled(&source);
+        let mut first = scope.read_back_in(&mut commands, &backs, &from, 0, 0).unwrap();
+        let mut second = scope.read_back_in(&mut commands, &backs, &from, 0, 64).unwrap();
+        let flags: Vec<_> = (0..100).map(|_| Arc::new(Flag(AtomicBool::new(false)))).collect();
+        for flag in &flags {
+            for back in [&mut first, &mut second] {
+                let waker = Waker::from(flag.clone());
+                assert!(poll(Pin::new(back), &waker).is_pending());
+            }
+        }
+        let kept = flags.iter().filter(|flag| Arc::strong_count(flag) > 1).count();
+        assert_eq!(kept, 1, "of 100 wakers, each of two read-backs'");
+        scope.submit_with(commands).unwrap();
+        device.device().poll(PollType::wait_indefinitely()).unwrap();
+        assert!(flags[99].0.load(SeqCst), "the newest is woken");
+    }
+}
+
 /// A task of the frame loop's own thread: nobody else frees anything.
 #[test]
 fn a_task_that_waits_behind_a_frame_is_woken_by_its_submission() {
