@@ -246,7 +246,7 @@ impl WgpuAllocator {
     /// allocator.on_refused(move |text| says.send(text.to_owned()).unwrap_or_default());
     /// let refused = allocator.bind_group(&layout, &[(0, &Unpooled(&camera))]).unwrap_err();
     /// assert_eq!(refused.why, Why::Unsupported);
-    /// assert!(said.try_recv()?.contains("entries")); // wgpu's own words
+    /// assert!(said.try_recv()?.contains("bindings")); // wgpu's own words
     /// # }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -454,7 +454,8 @@ impl WgpuAllocator {
     ///
     /// [`Why::Unsupported`] for a view of no bytes, for an array of several kinds, or for views that the
     /// layout does not take; [`Why::Foreign`] for a view of another device, other than an
-    /// [`Unpooled`](crate::Unpooled) buffer or a texture, which nobody can tell; [`Why::OutOfRange`] for a part that its buffer does not have, and
+    /// [`Unpooled`](crate::Unpooled) buffer or a texture, which nobody can tell; [`Why::OutOfRange`] for a
+    /// part that its buffer does not have, and
     /// [`Why::TooLarge`] for one beyond the device's limit; [`Why::Lost`] if the device is lost.
     pub fn bind_group(
         &self,

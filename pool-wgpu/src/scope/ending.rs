@@ -162,8 +162,9 @@ impl Scope {
     /// uploads, and its [`Scope::copy`] and [`Scope::read_back`]. The usual end of a frame.
     ///
     /// It is one submission, and one more where something is zeroed, uploaded or read back ahead of the
-    /// commands. wgpu refuses a submission as a whole, so a wrong draw takes no upload with it. The pool knows at once that the
-    /// buffers serve other scopes, and needs none of the signals of [`Scope::prologue`].
+    /// commands. wgpu refuses a submission as a whole, so a wrong draw takes no upload with it. The pool
+    /// knows at once that the buffers serve other scopes, and needs none of the signals of
+    /// [`Scope::prologue`].
     ///
     /// # Errors
     ///

@@ -14,9 +14,9 @@ use wgpu::{
 
 impl Scope {
     /// Writes texels into a texture in the order of this scope, as `Queue::write_texture` does with the
-    /// same arguments: `layout` says how the texels lie in `data`, without gaps where it says nothing. They go through the scope's staging
-    /// memory, which is used again. With an encoder of the program's own they are there ahead of all
-    /// commands; [`Scope::upload_texture_in`] writes between them.
+    /// same arguments: `layout` says how the texels lie in `data`, without gaps where it says nothing. They
+    /// go through the scope's staging memory, which is used again. With an encoder of the program's own they
+    /// are there ahead of all commands; [`Scope::upload_texture_in`] writes between them.
     ///
     /// # Errors
     ///

@@ -1,12 +1,15 @@
 //! Frames that wgpu refuses: what they were to upload, and what they destroyed.
 
-use crate::present::devices;
+use crate::present::{devices, vulkan};
 use crate::{Pooled, encoder, filled, own, shown};
 use pool_core::{BucketPool, KIB, MIB, Why, ZeroPolicy};
 use pool_wgpu::{Scope, Unpooled, WgpuAllocator};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use wgpu::CommandEncoder;
+use wgpu::{
+    CommandEncoder, Extent3d, TexelCopyBufferLayout, TextureDescriptor, TextureDimension,
+    TextureFormat, TextureUsages,
+};
 
 /// Makes wgpu refuse the submission of these commands: one wrong draw.
 fn spoil(device: &WgpuAllocator, commands: &mut CommandEncoder) {
@@ -68,6 +71,39 @@ fn a_frame_that_wgpu_refuses_loses_no_upload_and_says_so() {
             }
         }
     }
+}
+
+/// Texels too, and what goes in between: with the commands, as `StagingBelt` has it.
+#[test]
+fn a_frame_that_wgpu_refuses_loses_no_texels() {
+    let Some(device) = vulkan() else { return };
+    let size = Extent3d { width: 16, height: 4, depth_or_array_layers: 1 };
+    let texture = device.device().create_texture(&TextureDescriptor {
+        label: None,
+        size,
+        mip_level_count: 1,
+        sample_count: 1,
+        dimension: TextureDimension::D2,
+        format: TextureFormat::Rgba8Unorm,
+        usage: TextureUsages::COPY_SRC | TextureUsages::COPY_DST,
+        view_formats: &[],
+    });
+    let (uploads, backs) = (device.uploads(64 * KIB, MIB), device.read_backs(MIB));
+    let place = texture.as_image_copy();
+    let layout = TexelCopyBufferLayout { bytes_per_row: Some(64), ..Default::default() };
+    let (mut scope, mut commands) = (device.scope(), encoder(&device));
+    scope.upload_texture(&uploads, place, &[9; 256], layout, size).unwrap();
+    let between = own(&device, KIB);
+    scope.upload_in(&mut commands, &uploads, &Unpooled(&between), 0, &[9; 1024]).unwrap();
+    spoil(&device, &mut commands);
+    assert_eq!(scope.submit_with(commands).unwrap_err().why, Why::NotSubmitted);
+    let mut scope = device.scope();
+    let back = scope.read_back_texture(&backs, place, size).unwrap();
+    scope.submit().unwrap();
+    assert!(back.wait(|texels| texels == [9; 256]).unwrap());
+    assert_eq!(shown(&device, &between), Some(0));
+    // The staging memory serves again.
+    assert!(uploads.reserved_bytes() <= 2 * 64 * KIB, "{uploads:?}");
 }
 
 /// What a later frame sees of a buffer.

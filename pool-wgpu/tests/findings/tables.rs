@@ -57,6 +57,23 @@ fn a_panic_of_a_closure_leaves_no_scope_open() {
     }
 }
 
+/// A closure that holds the allocator keeps the device until another takes its place.
+#[test]
+fn a_closure_goes_when_another_takes_its_place() {
+    let device = noop();
+    let held = Arc::new(());
+    let (lost, fault, refused) = (held.clone(), held.clone(), held.clone());
+    let [a, b, c] = [(); 3].map(|()| device.clone());
+    device.on_lost(move |_, _| drop((lost.clone(), a.clone())));
+    device.on_fault(move |_| drop((fault.clone(), b.clone())));
+    device.on_refused(move |_| drop((refused.clone(), c.clone())));
+    assert_eq!(Arc::strong_count(&held), 4);
+    device.on_lost(|_, _| {});
+    device.on_fault(|_| {});
+    device.on_refused(|_| {});
+    assert_eq!(Arc::strong_count(&held), 1);
+}
+
 /// Debug builds tell of a scope that was dropped although its buffers may be in another encoder.
 #[test]
 fn a_panic_of_a_closure_in_a_drop_leaves_no_scope_open() {
