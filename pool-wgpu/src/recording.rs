@@ -34,8 +34,6 @@ struct Step {
     to_zero: Vec<ToZero>,
     copies: Vec<Copy>,
     commands: Option<CommandBuffer>,
-    /// Whether the commands are the scope's own, none of which the program has recorded.
-    is_own: bool,
 }
 
 /// What came of the steps of a scope.
@@ -202,8 +200,8 @@ impl Recording {
         }
     }
 
-    /// Ends a step, behind the zeroing that it needs. `is_own`: no command of it is the program's.
-    pub(crate) fn end_step(&mut self, to_zero: Vec<ToZero>, is_own: bool, shared: &Shared) {
+    /// Ends a step, behind the zeroing that it needs.
+    pub(crate) fn end_step(&mut self, to_zero: Vec<ToZero>, shared: &Shared) {
         if self.encoder.is_some() {
             let _ = self.encoder(shared); // with the copies behind its commands
         } else {
@@ -212,48 +210,41 @@ impl Recording {
         let copies = std::mem::take(&mut self.ahead);
         let commands = self.encoder.take().map(|encoder| shared.finish(encoder));
         if !to_zero.is_empty() || !copies.is_empty() || commands.is_some() {
-            self.steps.push_back(Step { to_zero, copies, commands, is_own });
+            self.steps.push_back(Step { to_zero, copies, commands });
         }
     }
 
     /// Commands of the program follow, which hand over all that was recorded.
     pub(crate) fn follow(&mut self, commands: CommandBuffer) {
         let (to_zero, copies) = (Vec::new(), Vec::new());
-        self.steps.push_back(Step { to_zero, copies, commands: Some(commands), is_own: false });
+        self.steps.push_back(Step { to_zero, copies, commands: Some(commands) });
     }
 
-    /// Submits all steps. The program's commands between which nothing of the scope's own comes are one
-    /// submission. Zeroing and copies have another: what wgpu refuses, it refuses as a whole, and they
-    /// must be done whatever the program has recorded.
+    /// Submits all steps together. What wgpu refuses, it refuses as a whole and runs nothing of it. Zeroing and
+    /// copies must be done whatever the program has recorded: they are made again then, without the
+    /// commands, and each copy by itself, so that what was destroyed takes no other with it.
     pub(crate) fn submit(&mut self, shared: &Shared) -> Submitted {
         let buffers = std::mem::take(&mut self.buffers);
-        let mut together = Vec::new();
-        let (mut index, mut accepted) = (None, true);
-        // One at a time, so that a panic in `submit` leaves the others to be forgotten in order.
-        while let Some(next) = self.steps.front() {
-            let is_alone = !next.to_zero.is_empty() || !next.copies.is_empty() || next.is_own;
-            if is_alone && !together.is_empty() {
-                let (last, refused) = shared.submit(std::mem::take(&mut together));
-                (index, accepted) = (Some(last), accepted && !refused);
-            }
-            let Some(mut step) = self.steps.pop_front() else { break };
-            let commands = step.commands.take();
-            let (own, following) = if step.is_own { (commands, None) } else { (None, commands) };
-            if is_alone {
-                let (last, ran) = step.submit_ahead(own, shared, &buffers);
-                (index, accepted) = (Some(last), accepted && ran);
-            }
-            together.extend(following);
+        let (mut together, mut has_commands) = (Vec::new(), false);
+        // The steps stay, so that a panic in `submit` leaves their zeroing to be done.
+        for Step { to_zero, copies, commands } in &mut self.steps {
+            together.extend(record(to_zero, copies, shared, &buffers));
+            has_commands |= commands.is_some();
+            together.extend(commands.take());
         }
-        let index = match index {
-            Some(index) if together.is_empty() => index,
-            _ => {
-                let (last, refused) = shared.submit(together);
-                accepted &= !refused;
-                last
+        let (index, refused) = shared.submit(together);
+        let steps = std::mem::take(&mut self.steps);
+        if !refused {
+            return Submitted { index, accepted: true };
+        }
+        let mut accepted = !has_commands;
+        for Step { to_zero, copies, .. } in steps {
+            shared.zero_now(&to_zero);
+            for copy in copies {
+                accepted &= shared.run_alone(|encoder| copy.record(&buffers, encoder));
             }
-        };
-        Submitted { index, accepted }
+        }
+        Submitted { index: shared.submit([]).0, accepted }
     }
 
     /// Drops all commands. Returns the zeroing that they needed, and the chunks that they would
@@ -261,30 +252,6 @@ impl Recording {
     pub(crate) fn forget(&mut self) -> (Vec<ToZero>, Vec<Chunk>) {
         let Self { steps, chunks, .. } = std::mem::take(self);
         (steps.into_iter().flat_map(|step| step.to_zero).collect(), chunks)
-    }
-}
-
-impl Step {
-    /// Submits zeroing and copies, and `own` behind them. Returns the submission, and whether all copies and
-    /// `own` ran. What the program has destroyed takes only its own copies with it, and `own`.
-    fn submit_ahead(
-        self,
-        own: Option<CommandBuffer>,
-        shared: &Shared,
-        chunks: &[Buffer],
-    ) -> (SubmissionIndex, bool) {
-        let Self { to_zero, copies, .. } = self;
-        let mut ran = own.is_none();
-        let ahead = record(&to_zero, &copies, shared, chunks);
-        let (index, refused) = shared.submit(ahead.into_iter().chain(own));
-        if !refused {
-            return (index, true);
-        }
-        shared.zero_now(&to_zero);
-        for copy in copies {
-            ran &= shared.run_alone(|encoder| copy.record(chunks, encoder));
-        }
-        (shared.submit([]).0, ran)
     }
 }
 

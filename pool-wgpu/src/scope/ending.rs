@@ -10,10 +10,9 @@ use wgpu::{CommandBuffer, CommandEncoder, SubmissionIndex};
 
 impl Scope {
     /// Ends a step: buffers that were dropped so far can serve this scope again, zeroed in between
-    /// where the pool zeroes. It costs a command buffer, and a submission where something is
-    /// zeroed. It does nothing if the step has no commands in the scope's own encoder, and while
-    /// the program has taken a buffer and not that encoder, or has dropped one in this scope that it had
-    /// before: its own commands come later.
+    /// where the pool zeroes. It costs a command buffer or two. It does nothing if the step has no commands in
+    /// the scope's own encoder, and while the program has taken a buffer and not that encoder, or has dropped
+    /// one in this scope that it had before: its own commands come later.
     ///
     /// Without steps a pool that zeroes takes a fresh block for each request of a scope, since it
     /// zeroes ahead of the scope's commands.
@@ -23,9 +22,8 @@ impl Scope {
         }
         let Some(to_zero) = self.table().end_step(self.id) else { return };
         self.end_reads();
-        let is_own = !self.table().has_recorded(self.id);
         let Self { recording, clock, .. } = self;
-        recording.end_step(to_zero, is_own, clock.shared());
+        recording.end_step(to_zero, clock.shared());
     }
 
     /// Hands what was recorded so far to the device, behind the zeroing that it needs: the
@@ -71,7 +69,7 @@ impl Scope {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn flush(&mut self) -> Result<SubmissionIndex, DeviceError> {
-        self.end_commands(!self.table().has_recorded(self.id));
+        self.end_commands();
         let submitted = self.hand_over();
         if !self.table().is_used_elsewhere(self.id) {
             self.recording.forget_uploads();
@@ -79,13 +77,12 @@ impl Scope {
         submitted
     }
 
-    /// Ends what the scope itself has recorded, behind the zeroing that it needs. `is_own`: no command of it
-    /// is the program's.
-    fn end_commands(&mut self, is_own: bool) {
+    /// Ends what the scope itself has recorded, behind the zeroing that it needs.
+    fn end_commands(&mut self) {
         self.end_reads();
         let to_zero = self.table().take_zeroing(self.id);
         let Self { recording, clock, .. } = self;
-        recording.end_step(to_zero, is_own, clock.shared());
+        recording.end_step(to_zero, clock.shared());
     }
 
     /// Hands all steps to the device.
@@ -161,15 +158,14 @@ impl Scope {
     /// Submits the commands of the program behind what they need: zeroing, the copies of the scope's
     /// uploads, and its [`Scope::copy`] and [`Scope::read_back`]. The usual end of a frame.
     ///
-    /// It is one submission, and one more where something is zeroed, uploaded or read back ahead of the
-    /// commands. wgpu refuses a submission as a whole, so a wrong draw takes no upload with it. The pool
-    /// knows at once that the buffers serve other scopes, and needs none of the signals of
-    /// [`Scope::prologue`].
+    /// It is one submission. wgpu refuses it as a whole for one wrong draw: zeroing and uploads are submitted
+    /// again then, by themselves. The pool knows at once that the buffers serve other scopes, and needs none
+    /// of the signals of [`Scope::prologue`].
     ///
     /// # Errors
     ///
-    /// [`Why::NotSubmitted`] where wgpu refuses the commands, or an upload to a buffer that was destroyed:
-    /// zeroing and all other uploads ran. What wgpu said is told to
+    /// [`Why::NotSubmitted`] where wgpu refuses the commands, or an upload to a buffer that was destroyed: no
+    /// command ran, and zeroing and all other uploads did. What wgpu said is told to
     /// [`WgpuAllocator::on_refused`](crate::WgpuAllocator::on_refused), and not to the device's own handler.
     /// [`Why::Unsupported`] if the scope's own encoder was asked for ([`Scope::encoder`]), and
     /// [`Why::Lost`] if the device is lost: nothing ran then. The scope has ended all the same.
@@ -251,7 +247,7 @@ impl Scope {
             filling.map_after(&last);
             self.reads_before.push(filling);
         }
-        self.end_commands(true);
+        self.end_commands();
         let last = self.shared().finish(last);
         first.into_iter().chain([last]).for_each(|commands| self.recording.follow(commands));
         self.uploads_elsewhere = false;
