@@ -18,12 +18,12 @@ use wgpu::{CommandEncoder, PollType};
 pub struct WgpuStream {
     clock: u64,
     scope: u64,
-    part: Part,
+    runs: Runs,
 }
 
 /// What runs in a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum Runs {
     /// Its commands.
     Commands,
     /// Zeroing ahead of the commands of its present step.
@@ -58,14 +58,14 @@ impl WgpuStream {
 
 impl Scopes {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let queue_stream = WgpuStream { clock: shared.id, scope: QUEUE, part: Part::Commands };
+        let queue_stream = WgpuStream { clock: shared.id, scope: QUEUE, runs: Runs::Commands };
         let receipts = Receipts::new(shared.clone());
         let (open, signals) = (Arc::default(), Arc::default());
         Self(Arc::new(Inner { queue_stream, shared, open, receipts, signals }))
     }
 
     pub(crate) fn stream(&self, scope: u64) -> WgpuStream {
-        WgpuStream { clock: self.0.shared.id, scope, part: Part::Commands }
+        WgpuStream { clock: self.0.shared.id, scope, runs: Runs::Commands }
     }
 
     /// Whether a stream is of this device.
@@ -136,17 +136,17 @@ impl StreamClock for Scopes {
         self.0.shared.is_lost().then(lost)
     }
     fn ahead_of(&self, on: &WgpuStream) -> WgpuStream {
-        WgpuStream { part: Part::Ahead, ..*on }
+        WgpuStream { runs: Runs::Ahead, ..*on }
     }
     /// A pass may be open that uses what was dropped. And the uploads of a prologue run ahead of all commands
     /// of the program's own encoder, so a block that these commands use may not be uploaded to for its next
     /// owner in the same prologue.
     fn reuse_of(&self, on: &WgpuStream) -> Option<WgpuStream> {
-        (!on.is_queue()).then_some(WgpuStream { part: Part::Again, ..*on })
+        (!on.is_queue()).then_some(WgpuStream { runs: Runs::Again, ..*on })
     }
     /// A mark is a scope, and a point of it. What asks for memory by another part has reached none.
     fn mark(&self, on: &WgpuStream) -> u64 {
-        let scope = if on.part == Part::Commands { on.scope } else { QUEUE };
+        let scope = if on.runs == Runs::Commands { on.scope } else { QUEUE };
         self.0.open.mark(scope)
     }
     fn latest(&self, mark: u64) -> u64 {
@@ -167,12 +167,12 @@ impl StreamClock for Scopes {
     }
     fn is_ordered(&self, on: &WgpuStream, after: u64) -> bool {
         let (scope, point) = point_of(after);
-        match on.part {
+        match on.runs {
             _ if on.scope != scope => self.is_submitted(after),
             _ if scope == QUEUE => true,
-            Part::Commands => true,
-            Part::Ahead => self.0.open.is_before_step(scope, point),
-            Part::Again => self.0.open.may_have_again(scope, point),
+            Runs::Commands => true,
+            Runs::Ahead => self.0.open.is_before_step(scope, point),
+            Runs::Again => self.0.open.may_have_again(scope, point),
         }
     }
     fn order(&self, on: &WgpuStream, after: &[u64]) -> Result<Order, DeviceError> {
