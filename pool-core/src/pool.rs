@@ -56,7 +56,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Makes a pool over a store that has no owner yet.
     pub(crate) fn over(store: Store<A>, zero: ZeroPolicy) -> Self {
         let owner = Arc::new(Owner::new(store));
-        owner.store().ledger.budget.join(&owner);
+        let (clock, budget) = (owner.store().allocator.clock(), &owner.store().ledger.budget);
+        budget.join(&owner);
+        clock.tell_of_submissions(budget.told_of_submissions());
         Self { owner, zero, tag: Tag::default(), wait_timeout: None }
     }
 
@@ -312,7 +314,11 @@ impl<A: DeviceAllocator> BucketPool<A> {
             && self.zero == ZeroPolicy::Never
             && let Some(record) = self.hit(stream, bytes, kind)
         {
-            return Ok(PooledBuffer::new(&self.owner, record));
+            let buffer = PooledBuffer::new(&self.owner, record);
+            if buffer.is_intact() {
+                return Ok(buffer);
+            }
+            drop(buffer.detach()); // to the device
         }
         self.allocate_slow(stream, bytes, kind, zeroed)
     }
@@ -327,8 +333,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let plain = clock.owns(stream)
             && !store.flags.any(BOUND | BROKEN | OBSERVED | awaited)
             && store.fault_of_device_or_fork().is_none()
-            && clock.takes_work(stream)
-            && !clock.reuses_ahead(stream);
+            && clock.takes_work(stream);
         if !plain {
             return None;
         }
@@ -336,8 +341,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
             Some(bytes) => bytes,
             None => store.classes.slow_cached(requested)?,
         };
+        let reuse = clock.reuse_of(stream);
+        let on = reuse.as_ref().unwrap_or(stream);
         // Only sizes and kinds that the pool offers have free blocks.
-        store.hit(stream, kind, (bytes, requested))
+        store.hit((stream, on), kind, (bytes, requested))
     }
 
     /// Serves a request that is no plain hit.
@@ -412,22 +419,30 @@ impl<A: DeviceAllocator> BucketPool<A> {
         // If zeroing runs ahead of the stream, the block must be ready ahead too.
         let zeroes = zeroed || self.zero != ZeroPolicy::Never;
         let zeroes_ahead = zeroes && matches!(A::MEMORY.zeroing, Zeroing::Ahead);
-        let ahead = zeroes_ahead || clock.reuses_ahead(stream);
-        let ahead = ahead.then(|| clock.ahead_of(stream));
-        let on = ahead.as_ref().unwrap_or(stream);
+        let other = match zeroes_ahead {
+            true => Some(clock.ahead_of(stream)),
+            false => clock.reuse_of(stream),
+        };
+        let on = other.as_ref().unwrap_or(stream);
         let Some(request) = self.pool_request((stream, on), bytes, kind) else {
             return Err(Short::early(self.cause((stream, on), bytes, kind), bytes));
         };
         let request = PoolRequest { joins_line, ..request };
-        let Grant { mut record, fresh } = self.store().allocate(&request)?;
-        let was_zeroed = !record.unzeroed;
-        if self.store().flags.any(OBSERVED) || (fresh && self.store().has_observers()) {
-            self.notify_served(&request, &mut record, fresh);
-        }
-        invariant!(record.bytes >= request.class.bytes.min(bytes), "a block holds its request");
-        invariant!(record.requested == bytes, "a block is counted with its request");
-        invariant!(record.kind == kind, "a block is of the kind that was requested");
-        let mut buffer = PooledBuffer::new(&self.owner, record);
+        let (mut buffer, fresh, was_zeroed) = loop {
+            let Grant { mut record, fresh } = self.store().allocate(&request)?;
+            let was_zeroed = !record.unzeroed;
+            if self.store().flags.any(OBSERVED) || (fresh && self.store().has_observers()) {
+                self.notify_served(&request, &mut record, fresh);
+            }
+            invariant!(record.bytes >= request.class.bytes.min(bytes), "a block holds its request");
+            invariant!(record.requested == bytes, "a block is counted with its request");
+            invariant!(record.kind == kind, "a block is of the kind that was requested");
+            let buffer = PooledBuffer::new(&self.owner, record);
+            if fresh || buffer.is_intact() {
+                break (buffer, fresh, was_zeroed);
+            }
+            drop(buffer.detach()); // to the device
+        };
         let is_zeroed = buffer.check_freed(fresh, was_zeroed) && was_zeroed;
         let bytes_to_zero = match self.zero {
             _ if is_zeroed => 0,

@@ -205,11 +205,12 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Serves a plain request from free memory of its own shard and stream, or of no stream, that
-    /// needs no call to the device. **The hot path**: one lock, a look into a table, a few additions.
+    /// needs no call to the device. The memory is ready for `on`. **The hot path**: one lock, a look into a
+    /// table, a few additions.
     #[inline]
     pub(crate) fn hit(
         &self,
-        stream: &StreamOf<A>,
+        (stream, on): (&StreamOf<A>, &StreamOf<A>),
         kind: A::Kind,
         (bytes, requested): (u64, u64),
     ) -> Option<RecordOwner<A>> {
@@ -217,10 +218,10 @@ impl<A: DeviceAllocator> Store<A> {
         let now = clock.mark(stream);
         let key = Key { kind, stream_id: clock.stream_id(now) };
         if self.shape.is_arena() {
-            return self.hit_range(stream, key, requested);
+            return self.hit_range((stream, on), key, requested);
         }
         let (steal, cpu_touches) = (self.bounds.steal, A::MEMORY.cpu_touches);
-        let requester = Requester { clock, on: stream, steal, cpu_touches, host_waits: false };
+        let requester = Requester { clock, on, steal, cpu_touches, host_waits: false };
         let at = self.shards.home(&key);
         let thread = thread_number::get();
         let (record, crowded) = {
@@ -259,7 +260,7 @@ impl<A: DeviceAllocator> Store<A> {
     #[inline(never)]
     fn hit_range(
         &self,
-        stream: &StreamOf<A>,
+        (stream, on): (&StreamOf<A>, &StreamOf<A>),
         key: Key<A::Kind>,
         requested: u64,
     ) -> Option<RecordOwner<A>> {
@@ -267,7 +268,7 @@ impl<A: DeviceAllocator> Store<A> {
             return None;
         }
         let class = self.classes.of(requested).filter(|class| class.is_cached())?;
-        let (on, private, joins_line) = (stream, None, false);
+        let (private, joins_line) = (None, false);
         let request = PoolRequest { on, stream, key, class, requested, private, joins_line };
         self.take_own(&request).map(|grant| grant.record)
     }

@@ -16,6 +16,7 @@ use pool_core::{DeviceAllocator, DeviceError, MIB, Why, ZeroPolicy};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, Buffer, BufferUsages,
     COPY_BUFFER_ALIGNMENT, Device, DeviceLostReason, ErrorFilter, Features, PollType, Queue,
@@ -90,7 +91,8 @@ impl WgpuAllocator {
 
     /// Calls `told` when the device is lost, as `Device::set_device_lost_callback` does, which a program
     /// whose allocator was made by [`WgpuAllocator::new`] must not call: a device has one such callback.
-    /// A second closure takes the place of the first.
+    /// A second closure takes the place of the first. One that holds a clone of the allocator or of the device
+    /// keeps the device until then ([`WgpuAllocator::on_fault`]).
     ///
     /// # Examples
     ///
@@ -195,7 +197,9 @@ impl WgpuAllocator {
     /// closure takes the place of the first.
     ///
     /// `told` runs under whatever locks the program holds in its calls of the pool, so it takes none of
-    /// them: it logs, or sends.
+    /// them: it logs, or sends. Its panic goes on through that call, which has done its work by then. A
+    /// closure that holds a clone of the allocator or of the device keeps the device, also once the program
+    /// has dropped all of its own: until another closure takes its place.
     ///
     /// # Examples
     ///
@@ -211,6 +215,43 @@ impl WgpuAllocator {
     /// ```
     pub fn on_fault(&self, told: impl Fn(DeviceError) + Send + Sync + 'static) {
         self.shared().on_fault(Arc::new(told));
+    }
+
+    /// Calls `told` with what wgpu says of each call of the pool that it refuses: a buffer, a texture, a bind
+    /// group, the commands of a frame. The pool returns these refusals as errors, so that the device's own
+    /// handler (`Device::on_uncaptured_error`) is not told of them. Commands that wgpu refuses are told
+    /// twice where it refuses them before they are submitted. A second closure takes the place of the first;
+    /// otherwise it is as [`WgpuAllocator::on_fault`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{Unpooled, WgpuAllocator, wgpu};
+    /// # use std::sync::mpsc::channel;
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+    /// #     label: None,
+    /// #     entries: &[],
+    /// # });
+    /// # let camera = device.create_buffer(&wgpu::BufferDescriptor {
+    /// #     label: None,
+    /// #     size: 64,
+    /// #     usage: wgpu::BufferUsages::UNIFORM,
+    /// #     mapped_at_creation: false,
+    /// # });
+    /// let allocator = WgpuAllocator::new(device, queue);
+    /// let (says, said) = channel();
+    /// allocator.on_refused(move |text| says.send(text.to_owned()).unwrap_or_default());
+    /// let refused = allocator.bind_group(&layout, &[(0, &Unpooled(&camera))]).unwrap_err();
+    /// assert_eq!(refused.why, Why::Unsupported);
+    /// assert!(said.try_recv()?.contains("bindings")); // wgpu's own words
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn on_refused(&self, told: impl Fn(&str) + Send + Sync + 'static) {
+        self.shared().on_refused(Arc::new(told));
     }
 
     /// The number of faults of which [`WgpuAllocator::faults`] and [`WgpuAllocator::on_fault`] tell,
@@ -370,7 +411,9 @@ impl WgpuAllocator {
     /// that is asked of a pipeline is another one each time it is asked for.) A group goes when none of
     /// the 64 scopes that were opened last has used it ([`WgpuAllocator::forget_after`]), and with a buffer of it that goes back to wgpu.
     ///
-    /// A cached group keeps the textures and [`Unpooled`](crate::Unpooled) buffers alive that it binds.
+    /// A cached group keeps the textures and [`Unpooled`](crate::Unpooled) buffers alive that it binds. Those that
+    /// were not used for longest go where the groups and what they keep alive are more than 128 MiB in all, of which a
+    /// group counts 16 KiB. The bound doubles each time that a group is asked for which went by it.
     ///
     /// ```
     /// # use pool_core::{BucketPool, KIB};
@@ -410,7 +453,9 @@ impl WgpuAllocator {
     /// # Errors
     ///
     /// [`Why::Unsupported`] for a view of no bytes, for an array of several kinds, or for views that the
-    /// layout does not take; [`Why::OutOfRange`] for a part that its buffer does not have, and
+    /// layout does not take; [`Why::Foreign`] for a view of another device, other than an
+    /// [`Unpooled`](crate::Unpooled) buffer or a texture, which nobody can tell; [`Why::OutOfRange`] for a
+    /// part that its buffer does not have, and
     /// [`Why::TooLarge`] for one beyond the device's limit; [`Why::Lost`] if the device is lost.
     pub fn bind_group(
         &self,
@@ -420,7 +465,7 @@ impl WgpuAllocator {
         self.shared().living()?; // or the group would be invalid, and cached
         let mut bound = Vec::with_capacity(views.len());
         for (number, view) in views {
-            bound.push((*number, view.bound(None)?));
+            bound.push((*number, view.bound(&self.clock, None)?));
         }
         let key = Arc::new((layout.clone(), bound));
         let scopes = self.clock.open_scopes().opened();
@@ -445,9 +490,11 @@ impl WgpuAllocator {
             .shared()
             .refused(ErrorFilter::Validation, || self.device().create_bind_group(&descriptor));
         if refused {
-            return Err(DeviceError::new(Why::Unsupported, "create_bind_group"));
+            let call = "create_bind_group (`WgpuAllocator::on_refused` is told why)";
+            return Err(DeviceError::new(Why::Unsupported, call));
         }
-        self.shared().groups.lock().insert(&key, group.clone(), scopes);
+        let old = self.shared().groups.lock().insert(&key, group.clone(), scopes);
+        drop(old); // without the lock
         Ok(group)
     }
 
@@ -508,14 +555,14 @@ impl WgpuAllocator {
     }
 
     /// Drops the bind groups that are cached for views of a texture, which they keep alive for some
-    /// frames. Looks at all cached groups.
+    /// frames.
     pub fn forget_bind_groups_of(&self, texture: &Texture) {
         self.shared().groups.lock().forget_texture(texture);
     }
 
-    /// Forgets cached bind groups and idle textures that none of the last `scopes` scopes has used; 64 unless
-    /// it is called. For programs with many scopes in a frame: a few times as many. Scopes that the
-    /// pool opens for itself do not count.
+    /// Forgets cached bind groups that none of the last `scopes` scopes has used; 64 unless it is called. For
+    /// programs with many scopes in a frame: a few times as many. Scopes that the pool opens for itself do
+    /// not count. Idle textures have an age of their own ([`Textures::forget_after`]).
     pub fn forget_after(&self, scopes: u64) {
         self.shared().set_age(scopes);
     }
@@ -586,15 +633,15 @@ impl DeviceAllocator for WgpuAllocator {
             usage: request.kind.flags(),
             mapped_at_creation: false,
         });
-        Ok(WgpuBlock { buffer: buffer?, label })
+        let checked = AtomicU64::new(self.shared().refusals());
+        Ok(WgpuBlock { buffer: buffer?, label, checked })
     }
 
     /// Drops the buffer, and the bind groups that are cached for it. Never destroys it: the
     /// program may hold a clone.
     fn free(&self, block: WgpuBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         self.shared().groups.lock().forget_buffer(&block.buffer);
-        let WgpuBlock { buffer, label } = block;
-        self.shared().forget_destroyed(&buffer);
+        let WgpuBlock { buffer, label, .. } = block;
         drop(buffer);
         self.shared().leaked.note(label, self.device());
         Ok(())
@@ -614,24 +661,23 @@ impl DeviceAllocator for WgpuAllocator {
     fn let_go(&self, block: &WgpuBlock) {
         let to_zero = self.clock.open_scopes().take_zeroing_of(&block.buffer);
         self.shared().zero_now(&to_zero);
-        self.shared().forget_destroyed(&block.buffer);
+    }
+
+    /// Where wgpu has refused a submission, the program may have destroyed the buffer: it is looked at once
+    /// then.
+    fn is_intact(&self, block: &WgpuBlock) -> bool {
+        let refusals = self.shared().refusals();
+        if block.checked.load(Relaxed) == refusals {
+            return true;
+        }
+        let is_intact = !self.shared().is_destroyed(&block.buffer);
+        if is_intact {
+            block.checked.store(refusals, Relaxed);
+        }
+        is_intact
     }
 
     fn zero(&self, block: &mut WgpuBlock, bytes: u64, on: &WgpuStream) -> Result<(), DeviceError> {
-        let shared = self.shared();
-        if shared.is_destroyed(&block.buffer) {
-            // A new buffer takes its place, and reads as zeroes.
-            let buffer = shared.create(&wgpu::BufferDescriptor {
-                label: Some(&block.label),
-                size: block.buffer.size(),
-                usage: block.buffer.usage(),
-                mapped_at_creation: false,
-            })?;
-            let old = std::mem::replace(&mut block.buffer, buffer);
-            shared.groups.lock().forget_buffer(&old);
-            shared.forget_destroyed(&old);
-            return Ok(());
-        }
         self.zero_range(block, 0..bytes, on)
     }
 }

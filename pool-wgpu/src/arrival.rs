@@ -3,14 +3,18 @@
 use crate::shared::{Shared, lost};
 use parking_lot::{Condvar, Mutex};
 use pool_core::DeviceError;
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::Duration;
 use wgpu::{BufferAsyncError, PollError, PollType, SubmissionIndex};
 
-/// Time that another thread, which has polled, gets to run a callback, where it is not known
-/// whether one will come.
+/// Time that another thread, which has polled, gets to run a callback.
 const GRACE: Duration = Duration::from_millis(100);
+
+/// How often it gets that time where the device has done the submission, so that the callback is on its
+/// way: behind callbacks of the program that take long, or behind the one that waits.
+const TURNS: u32 = 10;
 
 /// Time between two looks at whether memory has arrived, where its submission is not known.
 const TURN: Duration = Duration::from_millis(1);
@@ -31,7 +35,8 @@ pub(crate) enum Outcome {
 pub(crate) struct Arrival {
     outcome: Mutex<Option<Outcome>>,
     changed: Condvar,
-    wakers: Mutex<Vec<Waker>>,
+    /// The newest waker of each who waits.
+    wakers: Mutex<BTreeMap<u64, Waker>>,
     /// The submission that the memory arrives after, where it is known.
     by: OnceLock<SubmissionIndex>,
 }
@@ -57,18 +62,18 @@ impl Arrival {
         self.by.get().is_some()
     }
 
-    /// Wakes the task of this waker once the outcome is there.
-    pub(crate) fn wake_later(&self, waker: &Waker) {
-        let mut wakers = self.wakers.lock();
-        if !wakers.iter().any(|known| known.will_wake(waker)) {
-            wakers.push(waker.clone());
-        }
+    /// Wakes the task of this waker once the outcome is there, and not that of an earlier one of who waits.
+    pub(crate) fn wake_later(&self, who: u64, waker: &Waker) {
+        let waker = waker.clone(); // foreign code, as the drop of the one before: not under the lock
+        let before = self.wakers.lock().insert(who, waker);
+        drop(before);
     }
 
     /// Blocks until the device has done the submission that this arrival follows, and its callback
     /// has run. Where the program submits, the submission is not known: then it looks every
     /// millisecond, and returns `None` if all that is submitted did not bring it; a patient caller gives another
-    /// thread's poll some time to tell.
+    /// thread's poll some time to tell. It returns `None` too where the callback did not run for a second
+    /// after the device was done: wgpu calls one after the other, so inside of one of them no other runs.
     ///
     /// # Errors
     ///
@@ -102,11 +107,14 @@ impl Arrival {
             }
         }
         // Another thread's poll may have taken the callback, and not called it yet.
+        let turns = match (is_known, patient) {
+            (true, _) => TURNS,
+            (false, true) => 1,
+            (false, false) => 0,
+        };
         let mut outcome = self.outcome.lock();
-        while outcome.is_none() {
-            if is_known {
-                self.changed.wait(&mut outcome);
-            } else if !patient || self.changed.wait_for(&mut outcome, GRACE).timed_out() {
+        for _ in 0..turns {
+            if outcome.is_some() || !self.changed.wait_for(&mut outcome, GRACE).timed_out() {
                 break;
             }
         }
@@ -117,7 +125,7 @@ impl Arrival {
         self.outcome.lock().get_or_insert(how);
         self.changed.notify_all();
         let wakers = std::mem::take(&mut *self.wakers.lock());
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_values().for_each(Waker::wake);
     }
 }
 

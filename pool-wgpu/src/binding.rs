@@ -10,14 +10,30 @@ use wgpu::{
 /// A resource that a bind group holds, and by which a cached group is found.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Binding {
-    /// A buffer, an offset and a number of bytes.
-    Buffer(Buffer, u64, BufferSize),
+    /// A buffer, an offset and a number of bytes, and whether a pool has it.
+    Buffer(Buffer, u64, BufferSize, Owner),
     /// A view of a texture.
     Texture(TextureView),
     /// A sampler.
     Sampler(Sampler),
     /// Resources of one kind, for a binding that is an array.
     Array(Vec<Self>),
+}
+
+/// Who keeps a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Owner {
+    /// A pool, which drops the buffer's groups before the buffer.
+    Pool,
+    /// The program. A group keeps the buffer alive.
+    Program,
+}
+
+/// What a group keeps.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Resource {
+    Buffer(Buffer),
+    Texture(Texture),
 }
 
 /// The elements of a binding that is an array, as wgpu wants them.
@@ -55,9 +71,14 @@ impl Binding {
         let (offset, bytes) = (offset + part.start, part.end - part.start);
         let words = bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
         let most = limits.map_or(u64::MAX, |limits| {
-            match buffer.usage().contains(BufferUsages::STORAGE) {
-                true => limits.max_storage_buffer_binding_size,
-                false => limits.max_uniform_buffer_binding_size,
+            // Which binding it is, the layout says.
+            let (storage, uniform) =
+                (limits.max_storage_buffer_binding_size, limits.max_uniform_buffer_binding_size);
+            let usages = buffer.usage();
+            match usages.contains(BufferUsages::STORAGE) {
+                true if usages.contains(BufferUsages::UNIFORM) => storage.max(uniform),
+                true => storage,
+                false => uniform,
             }
         });
         if words > most {
@@ -66,22 +87,22 @@ impl Binding {
             return Err(DeviceError::new(Why::TooLarge, call).code(code));
         }
         let refused = DeviceError::new(Why::Unsupported, "bind a buffer of 0 bytes");
-        Ok(Self::Buffer(buffer.clone(), offset, BufferSize::new(words).ok_or(refused)?))
+        let owner = if limits.is_some() { Owner::Pool } else { Owner::Program };
+        Ok(Self::Buffer(buffer.clone(), offset, BufferSize::new(words).ok_or(refused)?, owner))
     }
 
-    /// The buffers among it.
-    pub(crate) fn buffers(&self) -> impl Iterator<Item = &Buffer> {
+    /// The buffers and textures among it, and how many bytes of them it keeps alive.
+    pub(crate) fn resources(&self) -> impl Iterator<Item = (Resource, u64)> {
         self.parts().iter().filter_map(|part| match part {
-            Self::Buffer(buffer, ..) => Some(buffer),
-            Self::Texture(_) | Self::Sampler(_) | Self::Array(_) => None,
-        })
-    }
-
-    /// Whether it has a view of this texture.
-    pub(crate) fn shows(&self, texture: &Texture) -> bool {
-        self.parts().iter().any(|part| match part {
-            Self::Texture(view) => view.texture() == texture,
-            Self::Buffer(..) | Self::Sampler(_) | Self::Array(_) => false,
+            Self::Buffer(buffer, _, _, owner) => {
+                let bytes = if *owner == Owner::Pool { 0 } else { buffer.size() };
+                Some((Resource::Buffer(buffer.clone()), bytes))
+            }
+            Self::Texture(view) => {
+                let texture = view.texture();
+                Some((Resource::Texture(texture.clone()), bytes_of(texture)))
+            }
+            Self::Sampler(_) | Self::Array(_) => None,
         })
     }
 
@@ -112,7 +133,7 @@ impl Binding {
 
     fn as_buffer(&self) -> Option<BufferBinding<'_>> {
         match self {
-            Self::Buffer(buffer, offset, size) => {
+            Self::Buffer(buffer, offset, size, _) => {
                 Some(BufferBinding { buffer, offset: *offset, size: Some(*size) })
             }
             _ => None,
@@ -133,7 +154,7 @@ impl Binding {
         elements: Option<&'b Elements<'b>>,
     ) -> BindingResource<'b> {
         match (self, elements) {
-            (Self::Buffer(buffer, offset, size), _) => BindingResource::Buffer(BufferBinding {
+            (Self::Buffer(buffer, offset, size, _), _) => BindingResource::Buffer(BufferBinding {
                 buffer,
                 offset: *offset,
                 size: Some(*size),
@@ -148,6 +169,15 @@ impl Binding {
             (Self::Array(_), None) => BindingResource::BufferArray(&[]),
         }
     }
+}
+
+/// How many bytes a texture has, but for what a driver adds.
+pub(crate) fn bytes_of(texture: &Texture) -> u64 {
+    let (size, format) = (texture.size(), texture.format());
+    let level = |mip| size.mip_level_size(mip, texture.dimension());
+    let levels = (0..texture.mip_level_count())
+        .map(|mip| format.theoretical_memory_footprint(level(mip).physical_size(format)));
+    levels.sum::<u64>().saturating_mul(u64::from(texture.sample_count()))
 }
 
 /// The elements, if all are of one kind.

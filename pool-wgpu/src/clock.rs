@@ -3,15 +3,14 @@
 //! A device has one queue, and what is submitted runs in that order. So a block is ordered for
 //! all scopes as soon as the scope that used it is submitted, and for no other scope before.
 
-use crate::open::{NotOpen, OpenScopes, QUEUE, step_of};
+use crate::open::{NotOpen, OpenScopes, QUEUE, point_of};
 use crate::receipts::Receipts;
 use crate::shared::{Shared, ToZero, lost};
 use crate::signals::Signals;
 use pool_core::port::Order;
 use pool_core::{DeviceError, StreamClock, Why};
 use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Weak};
 use wgpu::{CommandEncoder, PollType};
 
 /// A stream of a wgpu device: a scope, or the queue.
@@ -19,8 +18,18 @@ use wgpu::{CommandEncoder, PollType};
 pub struct WgpuStream {
     clock: u64,
     scope: u64,
-    /// Zeroing ahead of the commands of the scope's present step, instead of those commands.
-    ahead: bool,
+    runs: Runs,
+}
+
+/// What runs in a scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Runs {
+    /// Its commands.
+    Commands,
+    /// Zeroing ahead of the commands of its present step.
+    Ahead,
+    /// Commands with memory that the scope had before.
+    Again,
 }
 
 /// The clock of a wgpu device.
@@ -49,14 +58,14 @@ impl WgpuStream {
 
 impl Scopes {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let queue_stream = WgpuStream { clock: shared.id, scope: QUEUE, ahead: false };
+        let queue_stream = WgpuStream { clock: shared.id, scope: QUEUE, runs: Runs::Commands };
         let receipts = Receipts::new(shared.clone());
         let (open, signals) = (Arc::default(), Arc::default());
         Self(Arc::new(Inner { queue_stream, shared, open, receipts, signals }))
     }
 
     pub(crate) fn stream(&self, scope: u64) -> WgpuStream {
-        WgpuStream { clock: self.0.shared.id, scope, ahead: false }
+        WgpuStream { clock: self.0.shared.id, scope, runs: Runs::Commands }
     }
 
     /// Whether a stream is of this device.
@@ -110,10 +119,6 @@ impl Scopes {
     }
 }
 
-/// How long a use waits for the word of a submission that another thread's poll has taken: longer than
-/// that thread may be without a processor. Only a use of a buffer whose frame is not submitted waits in vain.
-const NEWS: Duration = Duration::from_millis(100);
-
 impl StreamClock for Scopes {
     type Stream = WgpuStream;
     type Mark = u64;
@@ -131,23 +136,24 @@ impl StreamClock for Scopes {
         self.0.shared.is_lost().then(lost)
     }
     fn ahead_of(&self, on: &WgpuStream) -> WgpuStream {
-        WgpuStream { ahead: true, ..*on }
+        WgpuStream { runs: Runs::Ahead, ..*on }
     }
-    /// The uploads of a prologue run ahead of all commands of the program's own encoder. So a block
-    /// that these commands use may not be uploaded to for its next owner in the same prologue.
-    fn reuses_ahead(&self, on: &WgpuStream) -> bool {
-        !on.is_queue() && self.0.open.keeps_blocks(on.scope)
+    /// A pass may be open that uses what was dropped. And the uploads of a prologue run ahead of all commands
+    /// of the program's own encoder, so a block that these commands use may not be uploaded to for its next
+    /// owner in the same prologue.
+    fn reuse_of(&self, on: &WgpuStream) -> Option<WgpuStream> {
+        (!on.is_queue()).then_some(WgpuStream { runs: Runs::Again, ..*on })
     }
-    /// A mark is a scope, and a step of it.
+    /// A mark is a scope, and a point of it. What asks for memory by another part has reached none.
     fn mark(&self, on: &WgpuStream) -> u64 {
-        let scope = if on.ahead { QUEUE } else { on.scope };
+        let scope = if on.runs == Runs::Commands { on.scope } else { QUEUE };
         self.0.open.mark(scope)
     }
     fn latest(&self, mark: u64) -> u64 {
-        self.0.open.mark(step_of(mark).0)
+        self.0.open.mark(point_of(mark).0)
     }
     fn same_stream(&self, a: u64, b: u64) -> bool {
-        step_of(a).0 == step_of(b).0
+        point_of(a).0 == point_of(b).0
     }
     fn later(&self, a: u64, b: u64) -> u64 {
         a.max(b)
@@ -160,29 +166,37 @@ impl StreamClock for Scopes {
         0
     }
     fn is_ordered(&self, on: &WgpuStream, after: u64) -> bool {
-        let scope = step_of(after).0;
-        match on.scope == scope {
-            true if on.ahead && scope != QUEUE => after < self.0.open.mark(scope),
-            true => true,
-            false => self.is_submitted(after),
+        let (scope, point) = point_of(after);
+        match on.runs {
+            _ if on.scope != scope => self.is_submitted(after),
+            _ if scope == QUEUE => true,
+            Runs::Commands => true,
+            Runs::Ahead => self.0.open.is_before_step(scope, point),
+            Runs::Again => self.0.open.may_have_again(scope, point),
         }
     }
     fn order(&self, on: &WgpuStream, after: &[u64]) -> Result<Order, DeviceError> {
         let ordered = || after.iter().all(|mark| self.is_ordered(on, *mark));
-        let ordered = ordered() || {
-            self.learn_of_submissions();
-            ordered()
-        };
+        let ordered = ordered()
+            || {
+                self.learn_of_submissions();
+                ordered()
+            }
+            || {
+                // Another thread's poll may have taken the word of a submission, and not passed it on yet.
+                for mark in after {
+                    self.0.signals.look(&self.0.open, point_of(*mark).0);
+                }
+                ordered()
+            };
         Ok(if ordered { Order::Ordered } else { Order::NotYet })
     }
     fn is_submitted(&self, after: u64) -> bool {
-        let (scope, step) = step_of(after);
-        scope == QUEUE || self.0.open.is_submitted(scope, step)
+        let (scope, point) = point_of(after);
+        scope == QUEUE || self.0.open.is_submitted(scope, point)
     }
-    /// Another thread's poll may have taken the word of a submission from wgpu and not passed it on yet.
-    fn await_submission(&self, after: &[u64]) -> bool {
-        // A browser has one thread.
-        !cfg!(target_family = "wasm") && self.0.open.await_submission(after, NEWS)
+    fn tell_of_submissions(&self, told: Weak<dyn Fn() + Send + Sync>) {
+        self.0.open.tell_later(told);
     }
     /// wgpu tells of the whole queue only, so nothing is remembered.
     fn is_seen_done(&self, _after: u64) -> bool {
@@ -191,12 +205,17 @@ impl StreamClock for Scopes {
     /// A scope that is closed was submitted, so that all that is submitted later comes after it, or
     /// never runs.
     fn is_obsolete(&self, mark: u64) -> bool {
-        let scope = step_of(mark).0;
+        let scope = point_of(mark).0;
         scope != QUEUE && self.0.open.is_closed(scope)
+    }
+    /// What was handed over may be submitted, though the pool has not heard of it.
+    fn may_have_ended(&self, mark: u64) -> bool {
+        let scope = point_of(mark).0;
+        scope != QUEUE && self.0.open.may_have_ended(scope)
     }
     /// A program keeps a mesh and its bind group, and records them in each frame.
     fn open_marks(&self, since: u64) -> Vec<u64> {
-        self.0.open.marks_since(step_of(since).0)
+        self.0.open.marks_since(point_of(since).0)
     }
     /// In a browser a poll tells nothing, so it is refused there.
     fn is_done(&self, after: u64) -> Result<bool, DeviceError> {

@@ -2,13 +2,24 @@
 //! binds it is too.
 //!
 //! A group goes when none of the last scopes has used it. So the cache is as large as what a few frames
-//! use, and what a group keeps alive, such as the textures of a window that was resized, goes soon.
+//! use, and what a group keeps alive, such as the textures of a window that was resized, goes soon. Where
+//! no scopes are opened, a bound on the bytes of the groups and of what they keep alive does the same. A
+//! group that is asked for again after it went by that bound raises it: the program uses so many.
 
-use crate::binding::Binding;
+use crate::binding::{Binding, Resource};
+use crate::written::hash_of;
 use lru::LruCache;
+use pool_core::{KIB, MIB};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use wgpu::{BindGroup, BindGroupLayout, Buffer, Texture};
+
+/// What a group costs without its resources, about.
+const GROUP: u64 = 16 * KIB;
+/// The bound on the bytes of groups and of what they keep alive, at first.
+const MOST: u64 = 128 * MIB;
+/// Groups that are remembered after they went by that bound, at most.
+const MOST_GONE: usize = 1 << 16;
 
 /// A layout, and what is bound at each number.
 pub(crate) type Key = Arc<(BindGroupLayout, Vec<(u32, Binding)>)>;
@@ -16,8 +27,13 @@ pub(crate) type Key = Arc<(BindGroupLayout, Vec<(u32, Binding)>)>;
 /// The groups of one device, the least recently used first to go.
 pub(crate) struct Groups {
     cached: LruCache<Key, Cached>,
-    /// The groups that bind a buffer, which go before it does.
-    of: HashMap<Buffer, HashSet<Key>>,
+    /// The groups that bind a resource, which go before it does.
+    of: HashMap<Resource, HashSet<Key>>,
+    /// Bytes of all groups, and of the resources that the program has and the groups keep alive.
+    bytes: u64,
+    most: u64,
+    /// Hashes of groups that went by the bound.
+    gone: HashSet<u64>,
     hits: u64,
     misses: u64,
 }
@@ -42,12 +58,20 @@ pub struct BindGroupStats {
 
 impl Default for Groups {
     fn default() -> Self {
-        Self { cached: LruCache::unbounded(), of: HashMap::new(), hits: 0, misses: 0 }
+        Self {
+            cached: LruCache::unbounded(),
+            of: HashMap::new(),
+            bytes: 0,
+            most: MOST,
+            gone: HashSet::new(),
+            hits: 0,
+            misses: 0,
+        }
     }
 }
 
-fn buffers(key: &Key) -> impl Iterator<Item = &Buffer> {
-    key.1.iter().flat_map(|(_, binding)| binding.buffers())
+fn resources(key: &Key) -> impl Iterator<Item = (Resource, u64)> {
+    key.1.iter().flat_map(|(_, binding)| binding.resources())
 }
 
 impl Groups {
@@ -59,13 +83,34 @@ impl Groups {
         Some(found.group.clone())
     }
 
-    /// Caches a group that was made after so many scopes.
-    pub(crate) fn insert(&mut self, key: &Key, group: BindGroup, scopes: u64) {
-        for buffer in buffers(key) {
-            self.of.entry(buffer.clone()).or_default().insert(key.clone());
-        }
+    /// Caches a group that was made after so many scopes. Returns those that go for it, which the caller drops
+    /// without the lock.
+    pub(crate) fn insert(&mut self, key: &Key, group: BindGroup, scopes: u64) -> Vec<Key> {
         self.misses += 1;
-        self.cached.push(key.clone(), Cached { group, used: scopes });
+        if self.gone.contains(&hash_of(key)) {
+            self.most = self.most.saturating_mul(2);
+            self.gone.clear();
+        }
+        let replaced = self.cached.push(key.clone(), Cached { group, used: scopes });
+        if replaced.is_none() {
+            self.bytes += GROUP;
+            for (resource, bytes) in resources(key) {
+                self.bytes += if self.of.contains_key(&resource) { 0 } else { bytes };
+                self.of.entry(resource).or_default().insert(key.clone());
+            }
+        }
+        let mut old = Vec::new();
+        while self.bytes > self.most
+            && self.cached.len() > 1
+            && let Some((key, _)) = self.cached.pop_lru()
+        {
+            if self.gone.len() < MOST_GONE {
+                self.gone.insert(hash_of(&key));
+            }
+            self.unlink(&key);
+            old.push(key);
+        }
+        old
     }
 
     /// Removes the groups that none of the last scopes has used. The caller drops them without the lock.
@@ -83,17 +128,16 @@ impl Groups {
 
     /// A buffer goes: its groups go first.
     pub(crate) fn forget_buffer(&mut self, buffer: &Buffer) {
-        for key in self.of.remove(buffer).into_iter().flatten() {
-            self.cached.pop(&key);
-            self.unlink(&key);
-        }
+        self.forget(&Resource::Buffer(buffer.clone()));
     }
 
     /// A texture goes: the groups that have a view of it go first.
     pub(crate) fn forget_texture(&mut self, texture: &Texture) {
-        let shows = |key: &&Key| key.1.iter().any(|(_, binding)| binding.shows(texture));
-        let keys: Vec<Key> =
-            self.cached.iter().map(|(key, _)| key).filter(shows).cloned().collect();
+        self.forget(&Resource::Texture(texture.clone()));
+    }
+
+    fn forget(&mut self, resource: &Resource) {
+        let keys: Vec<Key> = self.of.get(resource).into_iter().flatten().cloned().collect();
         for key in keys {
             self.cached.pop(&key);
             self.unlink(&key);
@@ -104,13 +148,16 @@ impl Groups {
         BindGroupStats { cached: self.cached.len(), hits: self.hits, misses: self.misses }
     }
 
+    /// Forgets what a group has, which is cached no more.
     fn unlink(&mut self, key: &Key) {
-        for buffer in buffers(key) {
-            if let Some(keys) = self.of.get_mut(buffer) {
-                keys.remove(key);
-                if keys.is_empty() {
-                    self.of.remove(buffer);
-                }
+        self.bytes -= GROUP;
+        for (resource, bytes) in resources(key) {
+            if let Some(keys) = self.of.get_mut(&resource)
+                && keys.remove(key)
+                && keys.is_empty()
+            {
+                self.of.remove(&resource);
+                self.bytes -= bytes;
             }
         }
     }

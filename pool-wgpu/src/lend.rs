@@ -130,10 +130,10 @@ impl Scope {
     /// material, a table. Any number of open scopes, on whatever threads, may have it so.
     /// Otherwise it is as [`Scope::lend`]; [`PooledBuffer::read_on`] lends a view in this way.
     ///
-    /// Once is enough for a buffer that all later frames only read: if it was used in a scope that has
-    /// ended, its drop waits for the open scopes that began after that of its allocation (all, if
-    /// [`BucketPool::allocate`] made it). Before the first such scope has ended, and in an older scope, each
-    /// scope that uses it lends it.
+    /// Once is enough for a buffer that all later frames only read: if it was used in a scope that was
+    /// submitted, or whose prologue was made, its drop waits for the open scopes that began after that of its
+    /// allocation (all, if [`BucketPool::allocate`] made it). Before that, and in an older scope, each scope that
+    /// uses it lends it.
     ///
     /// # Errors
     ///

@@ -71,6 +71,7 @@ mod textures;
 mod transfer;
 mod uploads;
 mod view;
+mod written;
 
 pub use allocator::WgpuAllocator;
 pub use clock::{Scopes, WgpuStream};

@@ -2,28 +2,30 @@
 //! whether its buffers may be in an encoder that the pool does not own.
 
 use crate::shared::{Shared, ToZero};
-use parking_lot::{Condvar, Mutex};
-use std::collections::BTreeMap;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
+use crate::written::{Ranges, hash_of};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+use std::sync::Weak;
 use std::sync::atomic::{
     AtomicIsize, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
-use std::time::{Duration, Instant};
-use wgpu::Buffer;
+use wgpu::{Buffer, Texture};
 
 /// The scope that is always there: the queue's own writes, ahead of the next submission.
 pub(crate) const QUEUE: u64 = 0;
-/// Bits of a mark that count the steps of a scope.
-const STEP_BITS: u32 = 24;
-const LAST_STEP: u64 = (1 << STEP_BITS) - 1;
+/// Bits of a mark that count the points of a scope.
+const POINT_BITS: u32 = 24;
+/// A scope that has come so far stays there, and what it drops from then on serves after its end.
+const LAST_POINT: u64 = (1 << POINT_BITS) - 1;
 
-/// Lent buffers of a scope from which on they are sorted now and then.
-const MANY: usize = 256;
-
-/// The scope and the step of a mark.
-pub(crate) fn step_of(mark: u64) -> (u64, u64) {
-    (mark >> STEP_BITS, mark & LAST_STEP)
+/// The scope of a mark, and its point in that scope.
+pub(crate) fn point_of(mark: u64) -> (u64, u64) {
+    (mark >> POINT_BITS, mark & LAST_POINT)
 }
+
+/// Who is told that scopes were submitted.
+type Told = Weak<dyn Fn() + Send + Sync>;
 
 /// The scopes of one device that are not submitted yet.
 #[derive(Default)]
@@ -38,22 +40,28 @@ pub(crate) struct OpenScopes {
     /// ask.
     keeping: AtomicIsize,
     scopes: Mutex<BTreeMap<u64, OpenScope>>,
-    /// Told when a scope is closed.
-    closed: Condvar,
+    /// Told when scopes were submitted, with no lock held.
+    told: Mutex<Vec<Told>>,
 }
 
 /// The state of a scope until it is submitted.
 #[derive(Default)]
 struct OpenScope {
-    /// The present step. Steps that ended before the last flush are submitted.
+    /// The point that it has reached. It grows with each step and flush, and each time that the program is
+    /// lent the scope's encoder: no pass of that encoder is open then.
+    at: u64,
+    /// Where the present step began. Zeroing runs ahead of the step.
     step: u64,
+    /// What came before this point is submitted.
     flushed: u64,
     /// Zeroing that must run ahead of its present step. No scope takes another's: between taking
     /// and submitting, a block of it could come to another scope, whose write is then zeroed.
     to_zero: Vec<ToZero>,
-    /// Hashes of what was lent to the program while the scope's own encoder was not, once for
-    /// each time. It is searched where an upload may be a mistake, and added to by each lend.
-    lent: Vec<u64>,
+    /// What was lent to the program while the scope's own encoder was not: bytes of buffers, and textures
+    /// as one byte. It is searched where an upload may be a mistake, and added to by each lend.
+    lent: Ranges,
+    /// The textures that its commands use, whatever encoder they are in.
+    textures: HashSet<u64>,
     /// Whether the program may have recorded a buffer that it had before the scope and dropped in it.
     has_kept: bool,
     /// Whether the scope's own encoder was lent to the program.
@@ -71,11 +79,6 @@ pub(crate) enum NotOpen {
     Yielded,
 }
 
-/// A number for a buffer or a texture, by which it is found again.
-pub(crate) fn hash_of(lent: &impl Hash) -> u64 {
-    BuildHasherDefault::<DefaultHasher>::default().hash_one(lent)
-}
-
 impl OpenScope {
     /// Whether the program has a buffer of the scope and has not asked for the scope's encoder.
     fn is_used_elsewhere(&self) -> bool {
@@ -85,6 +88,22 @@ impl OpenScope {
     /// Whether a block that was dropped in the scope may be in commands that are not the scope's.
     fn keeps_blocks(&self) -> bool {
         (!self.lent.is_empty() || self.has_kept) && !self.recorded
+    }
+
+    /// Goes on to the next point. Returns it.
+    fn advance(&mut self) -> u64 {
+        self.at = (self.at + 1).min(LAST_POINT);
+        self.at
+    }
+
+    /// Whether memory that was dropped at a point serves the scope again: behind the passes that may have
+    /// been open then, and behind the program's own encoder where that may have it.
+    fn may_have_again(&self, point: u64) -> bool {
+        match () {
+            () if self.recorded => point < self.at,
+            () if self.keeps_blocks() => point < self.step,
+            () => true,
+        }
     }
 
     /// Changes what the program has of the scope. Returns by how many more scopes keep their blocks.
@@ -124,11 +143,12 @@ impl OpenScopes {
                 let mut scopes = self.scopes.lock();
                 match scopes.get_mut(&scope).map(|open| std::mem::take(&mut open.to_zero)) {
                     Some(to_zero) if !to_zero.is_empty() => to_zero,
-                    _ => return drop(self.remove(&mut scopes, scope)),
+                    _ => break,
                 }
             };
             shared.zero_now(&to_zero);
         }
+        self.close_submitted(scope);
     }
 
     /// Closes a scope whose prologue was submitted, with all its zeroing.
@@ -137,7 +157,25 @@ impl OpenScopes {
             let mut scopes = self.scopes.lock();
             self.remove(&mut scopes, scope)
         };
+        if closed.is_some() {
+            self.tell();
+        }
         drop(closed); // its buffers without the lock
+    }
+
+    /// Keeps who is told of submissions.
+    pub(crate) fn tell_later(&self, told: Told) {
+        let mut all = self.told.lock();
+        all.retain(|other| other.strong_count() > 0 && !Weak::ptr_eq(other, &told));
+        all.push(told);
+    }
+
+    /// Tells that scopes were submitted. Called with no lock held.
+    fn tell(&self) {
+        let all: Vec<_> = self.told.lock().iter().filter_map(Weak::upgrade).collect();
+        for told in all {
+            told();
+        }
     }
 
     fn remove(&self, scopes: &mut BTreeMap<u64, OpenScope>, scope: u64) -> Option<OpenScope> {
@@ -147,7 +185,6 @@ impl OpenScopes {
         let oldest = oldest.unwrap_or(self.last.load(Relaxed) + 1);
         // A thread that sees this has seen the submission, too.
         self.closed_below.store(oldest, Release);
-        self.closed.notify_all();
         Some(closed)
     }
 
@@ -186,46 +223,79 @@ impl OpenScopes {
         open.to_zero.clone()
     }
 
-    /// Begins the next step, which may have what the steps before used.
-    pub(crate) fn next_step(&self, scope: u64) {
-        if let Some(open) = self.scopes.lock().get_mut(&scope) {
-            open.step = (open.step + 1).min(LAST_STEP);
-        }
+    /// Ends a step, whose memory serves the next one. Returns the zeroing ahead of the step that ended; `None`
+    /// where the scope's buffers may be in the program's own encoder.
+    pub(crate) fn end_step(&self, scope: u64) -> Option<Vec<ToZero>> {
+        // Under one lock, so that what another thread drops belongs to one of the steps.
+        let mut scopes = self.scopes.lock();
+        let open = scopes.get_mut(&scope).filter(|open| !open.keeps_blocks())?;
+        open.step = open.advance();
+        Some(std::mem::take(&mut open.to_zero))
     }
 
-    /// The steps so far were submitted. Nothing is known of a scope whose buffers may be in the
+    /// What was recorded so far was submitted. Nothing is known of a scope whose buffers may be in the
     /// program's own encoder: that is submitted later.
     pub(crate) fn flushed(&self, scope: u64) {
-        if let Some(open) = self.scopes.lock().get_mut(&scope)
-            && !open.keeps_blocks()
         {
-            open.step = (open.step + 1).min(LAST_STEP);
+            let mut scopes = self.scopes.lock();
+            let Some(open) = scopes.get_mut(&scope).filter(|open| !open.keeps_blocks()) else {
+                return;
+            };
+            open.step = open.advance();
             open.flushed = open.step;
         }
+        self.tell();
     }
 
-    /// A buffer or a texture of the scope was lent to the program.
-    pub(crate) fn lend(&self, scope: u64, lent: &impl Hash) {
+    /// Bytes of a buffer of the scope were lent to the program.
+    pub(crate) fn lend(&self, scope: u64, buffer: &Buffer, bytes: &Range<u64>) {
         self.change(scope, |open| {
             if !open.recorded {
-                open.lent.push(hash_of(lent));
-                // A scope may be open for long.
-                if open.lent.len() >= MANY && open.lent.len().is_power_of_two() {
-                    open.lent.sort_unstable();
-                    open.lent.dedup();
-                }
+                open.lent.add(hash_of(buffer), bytes);
             }
         });
     }
 
-    /// Whether the program may have recorded this buffer or texture of the scope in its own encoder.
-    pub(crate) fn is_recorded_elsewhere(&self, scope: u64, lent: &impl Hash) -> bool {
-        self.is_so(scope, |open| !open.recorded && open.lent.contains(&hash_of(lent)))
+    /// A texture was lent to the program for commands of the scope.
+    pub(crate) fn lend_texture(&self, scope: u64, texture: &Texture) {
+        let texture = hash_of(texture);
+        self.change(scope, |open| {
+            open.textures.insert(texture);
+            if !open.recorded {
+                open.lent.add(texture, &(0..1));
+            }
+        });
     }
 
-    /// The encoder of the scope was lent.
+    /// Commands that the scope itself records use a texture.
+    pub(crate) fn use_texture(&self, scope: u64, texture: &Texture) {
+        let texture = hash_of(texture);
+        self.change(scope, |open| {
+            open.textures.insert(texture);
+        });
+    }
+
+    /// Whether the program may have recorded some of these bytes of a buffer of the scope in its own encoder.
+    pub(crate) fn is_recorded_elsewhere(
+        &self,
+        scope: u64,
+        buffer: &Buffer,
+        bytes: &Range<u64>,
+    ) -> bool {
+        self.is_so(scope, |open| !open.recorded && open.lent.has(hash_of(buffer), bytes))
+    }
+
+    /// Whether the program may have recorded a texture in its own encoder, for commands of the scope.
+    pub(crate) fn is_texture_elsewhere(&self, scope: u64, texture: &Texture) -> bool {
+        self.is_so(scope, |open| !open.recorded && open.lent.has(hash_of(texture), &(0..1)))
+    }
+
+    /// The encoder of the scope is lent: no pass of it is open.
     pub(crate) fn record(&self, scope: u64) {
-        self.change(scope, |open| open.recorded = true);
+        self.change(scope, |open| {
+            open.recorded = true;
+            open.advance();
+        });
     }
 
     fn change(&self, scope: u64, change: impl FnOnce(&mut OpenScope)) {
@@ -242,9 +312,29 @@ impl OpenScopes {
         let (mut marks, mut more) = (Vec::new(), 0);
         for (scope, open) in later {
             more += open.change(|open| open.has_kept = true);
-            marks.push(scope << STEP_BITS | open.step);
+            marks.push(scope << POINT_BITS | open.at);
         }
         self.keeping.fetch_add(more, Relaxed);
+        marks
+    }
+
+    /// The marks of the scopes whose commands may use a texture that is dropped: its own, and those that were
+    /// lent it. Once its own was submitted or handed over, also all that began after it, in which the
+    /// program may have recorded it.
+    pub(crate) fn marks_of_texture(&self, own: u64, texture: &Texture) -> Vec<u64> {
+        let texture = hash_of(texture);
+        let (mut marks, may_have_ended) = {
+            let scopes = self.scopes.lock();
+            let uses =
+                |scope: u64, open: &OpenScope| scope == own || open.textures.contains(&texture);
+            let used = scopes.iter().filter(|(scope, open)| uses(**scope, open));
+            let marks: Vec<u64> =
+                used.map(|(scope, open)| *scope << POINT_BITS | open.at).collect();
+            (marks, scopes.get(&own).is_none_or(|open| open.yielded))
+        };
+        if may_have_ended {
+            marks.extend(self.marks_since(own));
+        }
         marks
     }
 
@@ -252,11 +342,6 @@ impl OpenScopes {
     /// that it must have used another one.
     pub(crate) fn is_used_elsewhere(&self, scope: u64) -> bool {
         self.is_so(scope, OpenScope::is_used_elsewhere)
-    }
-
-    /// Whether a block that was dropped in the scope may be in commands that are not the scope's.
-    pub(crate) fn keeps_blocks(&self, scope: u64) -> bool {
-        self.is_so(scope, OpenScope::keeps_blocks)
     }
 
     fn is_so(&self, scope: u64, is: impl FnOnce(&OpenScope) -> bool) -> bool {
@@ -311,47 +396,45 @@ impl OpenScopes {
         self.is_old(scope) || !self.scopes.lock().contains_key(&scope)
     }
 
+    /// Whether the program may take a scope for submitted: it is, or was handed over.
+    pub(crate) fn may_have_ended(&self, scope: u64) -> bool {
+        self.is_old(scope) || self.scopes.lock().get(&scope).is_none_or(|open| open.yielded)
+    }
+
     /// Whether a scope and all scopes before it are closed. Takes no lock.
     fn is_old(&self, scope: u64) -> bool {
         scope < self.closed_below.load(Acquire)
     }
 
-    pub(crate) fn is_submitted(&self, scope: u64, step: u64) -> bool {
-        self.is_old(scope) || self.scopes.lock().get(&scope).is_none_or(|open| step < open.flushed)
+    pub(crate) fn is_submitted(&self, scope: u64, point: u64) -> bool {
+        self.asks(scope, |open| point < open.flushed)
     }
 
-    /// Waits until the scopes of these marks are submitted, for so long at most, if each that is not was
-    /// handed over to the program. Returns whether they are.
-    pub(crate) fn await_submission(&self, marks: &[u64], most: Duration) -> bool {
-        let end = Instant::now() + most;
-        let mut scopes = self.scopes.lock();
-        let mut has_time = true;
-        loop {
-            let open = |mark: &u64| {
-                let (scope, step) = step_of(*mark);
-                scopes.get(&scope).filter(|open| scope != QUEUE && step >= open.flushed)
-            };
-            let mut left = marks.iter().filter_map(open).peekable();
-            if left.peek().is_none() {
-                return true;
-            }
-            if !has_time || !left.all(|open| open.yielded) {
-                return false;
-            }
-            has_time = !self.closed.wait_until(&mut scopes, end).timed_out();
-        }
+    /// Whether zeroing ahead of the present step comes after this point of the scope.
+    pub(crate) fn is_before_step(&self, scope: u64, point: u64) -> bool {
+        self.asks(scope, |open| point < open.step)
     }
 
-    /// The mark of the present step.
+    /// Whether memory that was dropped at this point of the scope serves it again.
+    pub(crate) fn may_have_again(&self, scope: u64, point: u64) -> bool {
+        self.asks(scope, |open| open.may_have_again(point))
+    }
+
+    /// Asks a scope, if it is open. Else it is so.
+    fn asks(&self, scope: u64, is: impl FnOnce(&OpenScope) -> bool) -> bool {
+        self.is_old(scope) || self.scopes.lock().get(&scope).is_none_or(is)
+    }
+
+    /// The mark of the present point.
     pub(crate) fn mark(&self, scope: u64) -> u64 {
         if scope == QUEUE {
             return QUEUE;
         }
-        let step = match self.is_old(scope) {
-            true => LAST_STEP,
-            false => self.scopes.lock().get(&scope).map_or(LAST_STEP, |open| open.step),
+        let point = match self.is_old(scope) {
+            true => LAST_POINT,
+            false => self.scopes.lock().get(&scope).map_or(LAST_POINT, |open| open.at),
         };
-        scope << STEP_BITS | step
+        scope << POINT_BITS | point
     }
 
     pub(crate) fn count(&self) -> usize {

@@ -20,6 +20,8 @@ use wgpu::{COPY_BUFFER_ALIGNMENT, PollType};
 /// tells from inside of those.
 #[must_use = "the bytes are lost if nobody reads them"]
 pub struct ReadBack {
+    /// Its number, which no other has.
+    pub(crate) number: u64,
     pub(crate) chunk: Arc<ReadChunk>,
     pub(crate) at: u64,
     pub(crate) bytes: u64,
@@ -36,7 +38,8 @@ impl ReadBack {
     /// # Errors
     ///
     /// [`Why::NotSubmitted`] if the commands were dropped, refused by wgpu or are not submitted
-    /// yet, [`Why::Lost`] if the device is lost, [`Why::Unsupported`] in a browser, or what wgpu
+    /// yet; also, after a second, inside of a callback of wgpu that runs before the read-back's own, which
+    /// comes behind it. [`Why::Lost`] if the device is lost, [`Why::Unsupported`] in a browser, or what wgpu
     /// said. The read-back stays as it is and can be waited for again.
     ///
     /// # Examples
@@ -77,7 +80,8 @@ impl ReadBack {
         if arrival.wait_for_device(shared, true)?.is_some() {
             return Ok(());
         }
-        let call = "wait for commands that are not submitted";
+        let call =
+            "wait for commands that are not submitted, or inside of a callback before theirs";
         Err(DeviceError::new(Why::NotSubmitted, call))
     }
 
@@ -162,7 +166,7 @@ impl Future for ReadBack {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         // First the waker, so that no callback is missed in between.
-        self.chunk.arrival.wake_later(context.waker());
+        self.chunk.arrival.wake_later(self.number, context.waker());
         if self.chunk.arrival.outcome().is_none() {
             // A lost device is told by `is_here`.
             let _ = self.chunk.shared().device.poll(PollType::Poll);

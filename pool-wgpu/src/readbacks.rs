@@ -40,7 +40,16 @@ pub(crate) struct ReadMemory {
     /// Bytes of all chunks.
     bytes: AtomicU64,
     idle: Mutex<Idle>,
+    /// Chunks whose read-backs were dropped before they came.
+    leaving: Mutex<Vec<Leaving>>,
     nonces: Nonces,
+}
+
+/// A chunk on its way that nobody will read.
+struct Leaving {
+    buffer: Buffer,
+    arrival: Arc<Arrival>,
+    elsewhere: bool,
 }
 
 /// Unmapped chunks that no read-back uses.
@@ -86,12 +95,14 @@ fn refused(call: &'static str) -> DeviceError {
 impl ReadBacks {
     pub(crate) fn new(shared: Arc<Shared>, kept_bytes: u64) -> Self {
         let (bytes, idle, nonces) = (AtomicU64::new(0), Mutex::default(), Nonces::default());
-        Self(Arc::new(ReadMemory { shared, kept_bytes, bytes, idle, nonces }))
+        let leaving = Mutex::default();
+        Self(Arc::new(ReadMemory { shared, kept_bytes, bytes, idle, leaving, nonces }))
     }
 
     /// Bytes of all buffers, on their way or idle.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
+        self.0.take_in();
         self.0.bytes.load(Relaxed)
     }
 
@@ -109,6 +120,7 @@ impl ReadBacks {
         let nonce = self.0.nonces.next(&self.0.shared)?;
         let needed = bytes.checked_add(STAMP).ok_or(refused("read back"))?;
         let wanted = before.saturating_mul(2).clamp(LEAST, MOST).max(needed);
+        self.0.take_in();
         // The lock is not held while a chunk is made: wgpu may run callbacks then.
         let idle = self.0.idle.lock().take(needed, wanted);
         let buffer = match idle {
@@ -159,6 +171,31 @@ impl ReadMemory {
         })?;
         self.bytes.fetch_add(size, Relaxed);
         Ok(buffer)
+    }
+
+    /// Takes in the chunks that came after their last read-back was dropped.
+    fn take_in(&self) {
+        let came: Vec<_> = {
+            let mut leaving = self.leaving.lock();
+            leaving.extract_if(.., |chunk| chunk.arrival.outcome().is_some()).collect()
+        };
+        for chunk in came {
+            self.came(chunk);
+        }
+    }
+
+    /// A chunk that nobody reads: idle from now on, if the device cannot write to it any more.
+    fn came(&self, Leaving { buffer, arrival, elsewhere }: Leaving) {
+        let outcome = arrival.outcome();
+        match outcome {
+            _ if self.shared.is_lost() => {}
+            Some(Outcome::Mapped) if self.shared.unmap(&buffer) => return self.give(buffer),
+            Some(Outcome::NotSubmitted) if !elsewhere => return self.give(buffer),
+            _ => {}
+        }
+        // The device is gone, or commands may still write to it: wgpu keeps it until then, and it is not used
+        // again.
+        self.bytes.fetch_sub(buffer.size(), Relaxed);
     }
 
     /// Keeps an idle chunk, if it is within the bound.
@@ -280,20 +317,12 @@ impl ReadChunk {
 
 impl Drop for ReadChunk {
     fn drop(&mut self) {
-        let size = self.size();
         let Some(buffer) = self.buffer.take() else { return };
-        if self.of.shared.is_lost() {
-            self.of.bytes.fetch_sub(size, Relaxed);
-            return;
-        }
-        match self.arrival.outcome() {
-            Some(Outcome::Mapped) if self.of.shared.unmap(&buffer) => self.of.give(buffer),
-            Some(Outcome::NotSubmitted) if !self.elsewhere => self.of.give(buffer),
-            // The device is destroyed, or commands may still write to it: wgpu keeps it until then,
-            // and it is not used again.
-            _ => {
-                self.of.bytes.fetch_sub(size, Relaxed);
-            }
+        let (arrival, elsewhere) = (self.arrival.clone(), self.elsewhere);
+        let chunk = Leaving { buffer, arrival, elsewhere };
+        match chunk.arrival.outcome() {
+            None if !self.of.shared.is_lost() => self.of.leaving.lock().push(chunk),
+            _ => self.of.came(chunk),
         }
     }
 }

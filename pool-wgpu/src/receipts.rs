@@ -3,7 +3,7 @@
 use crate::arrival::Outcome;
 use crate::nonces::Nonce;
 use crate::readbacks::{Filling, ReadBacks, ReadChunk};
-use crate::shared::{Shared, ToZero};
+use crate::shared::Shared;
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
 use std::sync::Arc;
@@ -15,13 +15,8 @@ const KEPT: u64 = 64 << 10;
 /// The receipts of one device. A prologue stamps one, and the program's commands bring it back.
 pub(crate) struct Receipts {
     memory: ReadBacks,
-    expected: Mutex<Vec<Expected>>,
-}
-
-/// A receipt on its way, and what its prologue was to zero.
-struct Expected {
-    chunk: Arc<ReadChunk>,
-    to_zero: Vec<ToZero>,
+    /// Those on their way.
+    expected: Mutex<Vec<Arc<ReadChunk>>>,
 }
 
 impl Receipts {
@@ -39,31 +34,30 @@ impl Receipts {
     pub(crate) fn issue(
         &self,
         receipt: &mut Filling,
-        to_zero: Vec<ToZero>,
         (prologue, commands): (&mut CommandEncoder, &mut CommandEncoder),
     ) {
         receipt.add_word(0);
         receipt.begin_elsewhere(prologue);
         receipt.set_word(commands, 0);
         receipt.map_after(commands);
-        self.expected.lock().push(Expected { chunk: receipt.chunk.clone(), to_zero });
+        self.expected.lock().push(receipt.chunk.clone());
     }
 
     /// Notes the faults of prologues whose receipts came back without the stamp or the word.
     pub(crate) fn look(&self) {
         let came: Vec<_> = {
             let mut expected = self.expected.lock();
-            expected.extract_if(.., |came| came.chunk.arrival.outcome().is_some()).collect()
+            expected.extract_if(.., |chunk| chunk.arrival.outcome().is_some()).collect()
         };
-        for Expected { chunk, to_zero } in came {
-            let shared = chunk.shared();
+        let is_wrong = |chunk: &Arc<ReadChunk>| {
             let mapped = chunk.arrival.outcome() == Some(Outcome::Mapped);
-            if mapped && !shared.is_lost() && !(chunk.brought() && chunk.has_word(0)) {
-                let call = "a prologue that was left out, refused, or submitted too late";
-                shared.note(DeviceError::new(Why::NotSubmitted, call));
-                // A buffer that the program has destroyed would have each later frame refused, too.
-                shared.look_for_destroyed(&to_zero);
-            }
-        }
+            mapped && !chunk.shared().is_lost() && !(chunk.brought() && chunk.has_word(0))
+        };
+        let wrong: Vec<_> = came.into_iter().filter(is_wrong).collect();
+        let Some(shared) = wrong.first().map(|chunk| chunk.shared().clone()) else { return };
+        // A buffer that the program has destroyed would have each later frame refused, too.
+        shared.count_refusal();
+        let call = "a prologue that was left out, refused, or submitted too late";
+        shared.note_all(&vec![DeviceError::new(Why::NotSubmitted, call); wrong.len()]);
     }
 }

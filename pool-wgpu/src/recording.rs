@@ -1,10 +1,10 @@
 //! The commands that a scope has recorded: copies of uploads, an encoder, and the steps before.
 
-use crate::open::hash_of;
 use crate::shared::{Shared, ToZero};
 use crate::staging::{Chunk, Staging};
+use crate::written::{Ranges, hash_of};
 use pool_core::DeviceError;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use wgpu::{
@@ -16,19 +16,32 @@ use wgpu::{
 #[derive(Default)]
 pub(crate) struct Recording {
     steps: VecDeque<Step>,
+    /// Copies ahead of the encoder's commands.
+    ahead: Vec<Copy>,
     encoder: Option<CommandEncoder>,
-    /// Copies that come after what the encoder has. Neighbours are one copy.
+    /// Copies that come after what the encoder has, if there is one. Neighbours are one copy.
     copies: Vec<Copy>,
-    /// What the copies write: the end of each range by its buffer and its beginning. Neighbours are one.
-    uploaded: BTreeMap<(u64, u64), u64>,
+    /// What the copies write.
+    uploaded: Ranges,
     /// Staging memory that copies read, and placed data.
     chunks: Vec<Chunk>,
+    /// The buffers of the chunks, also once those are unmapped: copies know them by their numbers.
+    buffers: Vec<Buffer>,
 }
 
-/// Zeroing, and the commands that follow it.
+/// Zeroing and copies, and the commands that follow them.
 struct Step {
     to_zero: Vec<ToZero>,
+    copies: Vec<Copy>,
     commands: Option<CommandBuffer>,
+}
+
+/// What came of the steps of a scope.
+pub(crate) struct Submitted {
+    /// The last submission.
+    pub(crate) index: SubmissionIndex,
+    /// Whether wgpu took all commands and copies.
+    pub(crate) accepted: bool,
 }
 
 /// A copy that the scope itself records.
@@ -69,12 +82,16 @@ impl Texels {
 }
 
 impl Recording {
-    /// The encoder, with all copies that came before.
+    /// The encoder, behind all copies that came before. Those ahead of its first command do not depend on what
+    /// wgpu says of the commands.
     pub(crate) fn encoder(&mut self, shared: &Shared) -> &mut CommandEncoder {
+        if self.encoder.is_none() {
+            self.ahead.append(&mut self.copies);
+        }
         let fresh = || shared.encoder("bucketpool scope");
         let encoder = self.encoder.get_or_insert_with(fresh);
         for copy in self.copies.drain(..) {
-            copy.record(&self.chunks, encoder);
+            copy.record(&self.buffers, encoder);
         }
         encoder
     }
@@ -95,7 +112,9 @@ impl Recording {
         if let Some(last) = last.filter(|last| self.chunks[*last].has_room(bytes, alignment)) {
             return Ok(last);
         }
-        self.chunks.push(of.chunk(bytes)?);
+        let chunk = of.chunk(bytes)?;
+        self.buffers.push(chunk.buffer.clone());
+        self.chunks.push(chunk);
         Ok(self.chunks.len() - 1)
     }
 
@@ -121,7 +140,7 @@ impl Recording {
         (to, at): (&Buffer, u64),
         bytes: u64,
     ) {
-        self.note_upload(to, at, at + bytes);
+        self.uploaded.add(hash_of(to), &(at..at + bytes));
         if let Some(Copy::Upload(last)) = self.copies.last_mut()
             && (last.from, last.start + last.bytes) == (from, start)
             && (&last.to, last.at + last.bytes) == (to, at)
@@ -139,7 +158,7 @@ impl Recording {
         (to, at): (&Buffer, u64),
         bytes: u64,
     ) {
-        self.note_upload(to, at, at + bytes);
+        self.uploaded.add(hash_of(to), &(at..at + bytes));
         let (from, to) = (from.clone(), to.clone());
         self.copies.push(Copy::Between { from, start, to, at, bytes });
     }
@@ -157,22 +176,7 @@ impl Recording {
 
     /// Whether an upload or a copy of the scope writes some of these bytes.
     pub(crate) fn uploads_to(&self, to: &Buffer, bytes: &Range<u64>) -> bool {
-        let buffer = hash_of(to);
-        let before = self.uploaded.range((buffer, 0)..(buffer, bytes.end)).next_back();
-        before.is_some_and(|(_, end)| *end > bytes.start)
-    }
-
-    /// Ranges that overlap or follow each other are one.
-    fn note_upload(&mut self, to: &Buffer, at: u64, end: u64) {
-        let buffer = hash_of(to);
-        let (mut at, mut end) = (at, end);
-        while let Some((&key, &last)) = self.uploaded.range((buffer, 0)..=(buffer, end)).next_back()
-            && last >= at
-        {
-            self.uploaded.remove(&key);
-            (at, end) = (at.min(key.1), end.max(last));
-        }
-        self.uploaded.insert((buffer, at), end);
+        self.uploaded.has(hash_of(to), bytes)
     }
 
     pub(crate) fn has_copies(&self) -> bool {
@@ -192,41 +196,55 @@ impl Recording {
     /// Moves the copies into an encoder.
     pub(crate) fn copies_into(&mut self, encoder: &mut CommandEncoder) {
         for copy in self.copies.drain(..) {
-            copy.record(&self.chunks, encoder);
+            copy.record(&self.buffers, encoder);
         }
     }
 
     /// Ends a step, behind the zeroing that it needs.
     pub(crate) fn end_step(&mut self, to_zero: Vec<ToZero>, shared: &Shared) {
-        if self.has_copies() {
-            let _ = self.encoder(shared);
+        if self.encoder.is_some() {
+            let _ = self.encoder(shared); // with the copies behind its commands
+        } else {
+            self.ahead.append(&mut self.copies);
         }
-        let commands = self.encoder.take().map(CommandEncoder::finish);
-        if !to_zero.is_empty() || commands.is_some() {
-            self.steps.push_back(Step { to_zero, commands });
+        let copies = std::mem::take(&mut self.ahead);
+        let commands = self.encoder.take().map(|encoder| shared.finish(encoder));
+        if !to_zero.is_empty() || !copies.is_empty() || commands.is_some() {
+            self.steps.push_back(Step { to_zero, copies, commands });
         }
     }
 
     /// Commands of the program follow, which hand over all that was recorded.
     pub(crate) fn follow(&mut self, commands: CommandBuffer) {
-        self.steps.push_back(Step { to_zero: Vec::new(), commands: Some(commands) });
+        let (to_zero, copies) = (Vec::new(), Vec::new());
+        self.steps.push_back(Step { to_zero, copies, commands: Some(commands) });
     }
 
-    /// Submits all steps, those between which nothing is zeroed together. Zeroing has its own
-    /// submission: what wgpu refuses, it refuses as a whole, and the zeroing must be done all the
-    /// same.
-    pub(crate) fn submit(&mut self, shared: &Shared) -> SubmissionIndex {
-        let mut together = Vec::new();
-        // One at a time, so that a panic in `submit` leaves the others to be forgotten in order.
-        while let Some(next) = self.steps.front() {
-            if !next.to_zero.is_empty() && !together.is_empty() {
-                shared.queue.submit(std::mem::take(&mut together));
-            }
-            let Some(Step { to_zero, commands }) = self.steps.pop_front() else { break };
-            shared.zero_now(&to_zero);
-            together.extend(commands);
+    /// Submits all steps together. What wgpu refuses, it refuses as a whole and runs nothing of it. Zeroing and
+    /// copies must be done whatever the program has recorded: they are made again then, without the
+    /// commands, and each copy by itself, so that what was destroyed takes no other with it.
+    pub(crate) fn submit(&mut self, shared: &Shared) -> Submitted {
+        let buffers = std::mem::take(&mut self.buffers);
+        let (mut together, mut has_commands) = (Vec::new(), false);
+        // The steps stay, so that a panic in `submit` leaves their zeroing to be done.
+        for Step { to_zero, copies, commands } in &mut self.steps {
+            together.extend(record(to_zero, copies, shared, &buffers));
+            has_commands |= commands.is_some();
+            together.extend(commands.take());
         }
-        shared.queue.submit(together)
+        let (index, refused) = shared.submit(together);
+        let steps = std::mem::take(&mut self.steps);
+        if !refused {
+            return Submitted { index, accepted: true };
+        }
+        let mut accepted = !has_commands;
+        for Step { to_zero, copies, .. } in steps {
+            shared.zero_now(&to_zero);
+            for copy in copies {
+                accepted &= shared.run_alone(|encoder| copy.record(&buffers, encoder));
+            }
+        }
+        Submitted { index: shared.submit([]).0, accepted }
     }
 
     /// Drops all commands. Returns the zeroing that they needed, and the chunks that they would
@@ -237,18 +255,38 @@ impl Recording {
     }
 }
 
+/// Zeroing and copies as commands, if there are any.
+fn record(
+    to_zero: &[ToZero],
+    copies: &[Copy],
+    shared: &Shared,
+    chunks: &[Buffer],
+) -> Option<CommandBuffer> {
+    if to_zero.is_empty() && copies.is_empty() {
+        return None;
+    }
+    let mut encoder = shared.encoder("bucketpool ahead");
+    for zero in to_zero {
+        zero.record(&mut encoder);
+    }
+    for copy in copies {
+        copy.record(chunks, &mut encoder);
+    }
+    Some(shared.finish(encoder))
+}
+
 impl Copy {
-    fn record(self, chunks: &[Chunk], encoder: &mut CommandEncoder) {
+    fn record(&self, chunks: &[Buffer], encoder: &mut CommandEncoder) {
         match self {
             Self::Upload(Upload { from, start, to, at, bytes }) => {
-                encoder.copy_buffer_to_buffer(&chunks[from].buffer, start, &to, at, bytes);
+                encoder.copy_buffer_to_buffer(&chunks[*from], *start, to, *at, *bytes);
             }
             Self::Between { from, start, to, at, bytes } => {
-                encoder.copy_buffer_to_buffer(&from, start, &to, at, bytes);
+                encoder.copy_buffer_to_buffer(from, *start, to, *at, *bytes);
             }
             Self::Texels { from, layout, to, size } => {
-                let from = TexelCopyBufferInfo { buffer: &chunks[from].buffer, layout };
-                encoder.copy_buffer_to_texture(from, to.info(), size);
+                let from = TexelCopyBufferInfo { buffer: &chunks[*from], layout: *layout };
+                encoder.copy_buffer_to_texture(from, to.info(), *size);
             }
         }
     }

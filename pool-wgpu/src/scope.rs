@@ -14,7 +14,6 @@ use crate::staging::Unmapped;
 use crate::view::{BufferPart, Place};
 use pool_core::{DeviceError, Why};
 use std::fmt;
-use std::hash::Hash;
 use std::sync::Arc;
 use wgpu::{BufferUsages, CommandEncoder};
 
@@ -68,6 +67,8 @@ pub struct Scope {
     eager: bool,
     /// Commands of the program bring bytes that the scope staged.
     uploads_elsewhere: bool,
+    /// wgpu has refused commands of it.
+    refused: bool,
     end: End,
 }
 
@@ -85,8 +86,9 @@ enum End {
 impl Scope {
     pub(crate) fn open(clock: &Scopes) -> Self {
         clock.learn_of_submissions();
-        let id = clock.open_scopes().open();
+        // The closure of the program may panic, and no scope is open then.
         clock.receipts().look();
+        let id = clock.open_scopes().open();
         let shared = clock.shared();
         let old = shared.groups.lock().age(clock.open_scopes().opened(), shared.age());
         drop(old); // without the lock
@@ -100,6 +102,7 @@ impl Scope {
             reads_elsewhere: Vec::new(),
             eager: false,
             uploads_elsewhere: false,
+            refused: false,
             end: End::Dropped,
         }
     }
@@ -133,7 +136,8 @@ impl Scope {
     ///
     /// Ask for it before the scope's first buffers are taken out of their views. Until then the
     /// scope's buffers may be in another encoder, so that blocks which it has dropped do not serve
-    /// it again.
+    /// it again. And ask for it anew for each pass: what was dropped before the call serves the scope from
+    /// then on, because no pass of the encoder is open during it.
     #[must_use]
     pub fn encoder(&mut self) -> &mut CommandEncoder {
         self.table().record(self.id);
@@ -157,13 +161,12 @@ impl Scope {
 
     /// What the scope records itself runs ahead of the program's commands, and would not see what these
     /// write.
-    fn may_record_with(&self, lent: &impl Hash) -> Result<(), DeviceError> {
-        if self.table().is_recorded_elsewhere(self.id, lent) {
-            let call =
-                "copy by the scope out of what the program has: by its own encoder (`.._in`)";
-            return Err(DeviceError::new(Why::Unsupported, call));
+    fn may_record_with(&self, place: &Place<'_>) -> Result<(), DeviceError> {
+        let bytes = place.bytes_of_buffer();
+        match self.table().is_recorded_elsewhere(self.id, place.buffer, &bytes) {
+            true => Err(too_early()),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Copies from one buffer to another, in the order of this scope: ahead of the commands of an encoder of
@@ -203,21 +206,27 @@ impl Scope {
         bytes: u64,
     ) -> Result<(), DeviceError> {
         let (from, to) = (from.place(), to.place());
+        self.shared().living()?;
+        self.may_use(&from)?;
+        self.may_use(&to)?;
+        // Of one device: buffers of two may be equal for wgpu.
         if from.buffer == to.buffer {
             let call = "copy inside of one wgpu buffer: take blocks of two pools";
             return Err(DeviceError::new(Why::Unsupported, call));
         }
-        self.shared().living()?;
-        self.may_use(&from)?;
-        self.may_use(&to)?;
         let (start, _) =
             from.range(BufferUsages::COPY_SRC, start, bytes, "copy out of a buffer")?;
         let (at, _) = to.range(BufferUsages::COPY_DST, at, bytes, "copy into a buffer")?;
-        self.may_record_with(from.buffer)?;
+        self.may_record_with(&from)?;
         self.may_write_ahead(to.buffer, &(at..at + bytes))?;
         self.recording.copy((from.buffer, start), (to.buffer, at), bytes);
         Ok(())
     }
+}
+
+fn too_early() -> DeviceError {
+    let call = "copy by the scope out of what the program has: by its own encoder (`.._in`)";
+    DeviceError::new(Why::Unsupported, call)
 }
 
 impl fmt::Debug for Scope {

@@ -5,24 +5,23 @@ use crate::groups::Groups;
 use crate::leaked::LeakedClones;
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
-use std::collections::HashSet;
 use std::future::Future;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
+use std::thread;
 use wgpu::{
-    Buffer, BufferDescriptor, BufferSize, COPY_BUFFER_ALIGNMENT, CommandEncoder,
+    Buffer, BufferDescriptor, BufferSize, COPY_BUFFER_ALIGNMENT, CommandBuffer, CommandEncoder,
     CommandEncoderDescriptor, Device, DeviceLostReason, ErrorFilter, Limits, PollType, Queue,
+    SubmissionIndex, Texture, TextureViewDescriptor,
 };
 
-/// Scopes that are opened after the last use of a bind group or a texture until it goes, unless the program
-/// says otherwise: some frames, also where a frame has several scopes.
+/// Scopes that are opened after the last use of a bind group until it goes, unless the program says
+/// otherwise: some frames, also where a frame has several scopes.
 const AGE: u64 = 64;
-
-/// Destroyed buffers that are remembered at most.
-const MOST_DESTROYED: usize = 1024;
 
 /// Faults that are remembered at most.
 const MOST_FAULTS: usize = 64;
@@ -43,13 +42,17 @@ pub(crate) struct Shared {
     polls: AtomicBool,
     /// Scopes after which what none of them used goes.
     age: AtomicU64,
-    /// Buffers in the pools' hands that the program has destroyed.
-    destroyed: Mutex<HashSet<Buffer>>,
+    /// Submissions that wgpu refused. After each, the program may have destroyed any buffer.
+    refusals: AtomicU64,
+    on_refused: Mutex<Option<OnRefused>>,
     faults: Mutex<Faults>,
 }
 
 /// What the program calls when the device is lost.
 pub(crate) type OnLost = Arc<dyn Fn(DeviceLostReason, &str) + Send + Sync>;
+
+/// What the program calls for what wgpu says of each refusal.
+pub(crate) type OnRefused = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// What the program calls for each fault.
 pub(crate) type OnFault = Arc<dyn Fn(DeviceError) + Send + Sync>;
@@ -80,6 +83,15 @@ impl ToZero {
 
     pub(crate) fn is_of(&self, buffer: &Buffer) -> bool {
         self.buffer == *buffer
+    }
+
+    pub(crate) fn record(&self, encoder: &mut CommandEncoder) {
+        let Self { buffer, bytes } = self;
+        encoder.clear_buffer(buffer, bytes.start, Some(bytes.end - bytes.start));
+    }
+
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
     }
 }
 
@@ -124,7 +136,8 @@ impl Shared {
             on_lost: Arc::default(),
             polls: AtomicBool::new(true),
             age: AtomicU64::new(AGE),
-            destroyed: Mutex::default(),
+            refusals: AtomicU64::new(0),
+            on_refused: Mutex::default(),
             faults,
         }
     }
@@ -160,33 +173,49 @@ impl Shared {
         }
     }
 
-    /// Whether the program has destroyed a buffer, as far as that was noticed.
+    /// How many submissions wgpu has refused, as far as that was noticed.
+    pub(crate) fn refusals(&self) -> u64 {
+        self.refusals.load(Relaxed)
+    }
+
+    /// Notes that wgpu refused a submission.
+    pub(crate) fn count_refusal(&self) {
+        self.refusals.fetch_add(1, Relaxed);
+    }
+
+    /// Whether the program has destroyed a buffer: wgpu refuses commands with it when these are submitted, also
+    /// those that clear no bytes.
     pub(crate) fn is_destroyed(&self, buffer: &Buffer) -> bool {
-        let destroyed = self.destroyed.lock();
-        !destroyed.is_empty() && destroyed.contains(buffer)
+        !self.run_alone(|encoder| encoder.clear_buffer(buffer, 0, Some(0)))
     }
 
-    pub(crate) fn forget_destroyed(&self, buffer: &Buffer) {
-        self.destroyed.lock().remove(buffer);
+    /// Submits commands by themselves. Returns whether wgpu took them; nobody is told why not.
+    pub(crate) fn run_alone(&self, record: impl FnOnce(&mut CommandEncoder)) -> bool {
+        let run = || {
+            let mut encoder = self.encoder("bucketpool look");
+            record(&mut encoder);
+            self.queue.submit([encoder.finish()])
+        };
+        self.probe(ErrorFilter::Validation, run).1.is_none()
     }
 
-    /// Looks which of these buffers the program has destroyed: wgpu refuses commands with them when these
-    /// are submitted, also those that clear no bytes.
-    pub(crate) fn look_for_destroyed(&self, to_zero: &[ToZero]) {
-        for ToZero { buffer, .. } in to_zero {
-            let submit = || {
-                let mut encoder = self.encoder("bucketpool look");
-                encoder.clear_buffer(buffer, 0, Some(0));
-                self.queue.submit([encoder.finish()])
-            };
-            if self.refused(ErrorFilter::Validation, submit).1 {
-                let mut destroyed = self.destroyed.lock();
-                if destroyed.len() >= MOST_DESTROYED {
-                    destroyed.clear(); // some have left their pools; the others are found again
-                }
-                destroyed.insert(buffer.clone());
-            }
+    /// Whether the program has destroyed a texture: wgpu makes no view of it.
+    pub(crate) fn is_texture_destroyed(&self, texture: &Texture) -> bool {
+        let view = || drop(texture.create_view(&TextureViewDescriptor::default()));
+        self.probe(ErrorFilter::Validation, view).1.is_some()
+    }
+
+    /// Submits commands. Returns their submission, and whether wgpu refused it, which it does as a whole.
+    pub(crate) fn submit(
+        &self,
+        commands: impl IntoIterator<Item = CommandBuffer>,
+    ) -> (SubmissionIndex, bool) {
+        let (index, refused) =
+            self.refused(ErrorFilter::Validation, || self.queue.submit(commands));
+        if refused && !self.is_lost() {
+            self.count_refusal();
         }
+        (index, refused)
     }
 
     pub(crate) fn mark_lost(&self) {
@@ -204,17 +233,28 @@ impl Shared {
 
     /// Remembers a fault of the program that no call can return.
     pub(crate) fn note(&self, fault: DeviceError) {
+        self.note_all(&[fault]);
+    }
+
+    /// Remembers faults. The closure of the program may panic, and each is remembered by then.
+    pub(crate) fn note_all(&self, noted: &[DeviceError]) {
+        if noted.is_empty() {
+            return;
+        }
         let told = {
             let mut faults = self.faults.lock();
-            faults.count += 1;
-            if faults.untaken.len() < MOST_FAULTS {
-                faults.untaken.push(fault);
-            }
+            faults.count += noted.len() as u64;
+            let room = MOST_FAULTS - faults.untaken.len();
+            faults.untaken.extend(noted.iter().take(room));
             faults.told.clone()
         };
         if let Some(told) = told {
-            told(fault);
+            foreign(|| noted.iter().for_each(|fault| told(*fault)));
         }
+    }
+
+    pub(crate) fn on_refused(&self, told: OnRefused) {
+        *self.on_refused.lock() = Some(told);
     }
 
     pub(crate) fn on_fault(&self, told: OnFault) {
@@ -260,59 +300,79 @@ impl Shared {
             return false; // a browser tells errors later
         }
         let unaligned = || self.queue.write_buffer_with(buffer, 1, BufferSize::MIN).is_none();
-        let (none, error) = self.refused(ErrorFilter::Validation, unaligned);
-        none && !error
+        let (none, error) = self.probe(ErrorFilter::Validation, unaligned);
+        none && error.is_none()
     }
 
-    /// A call, and whether wgpu refused it. A browser would tell too late, so there its own handler
-    /// is told instead.
+    /// A call, and whether wgpu refused it, whose words the program is told.
     pub(crate) fn refused<T>(&self, filter: ErrorFilter, call: impl FnOnce() -> T) -> (T, bool) {
+        let (made, error) = self.probe(filter, call);
+        if let Some(error) = &error
+            && !self.is_lost()
+        {
+            let told = self.on_refused.lock().clone();
+            if let Some(told) = told {
+                foreign(|| told(&error.to_string()));
+            }
+        }
+        (made, error.is_some())
+    }
+
+    /// A call, and what wgpu said if it refused it. A browser would tell too late, so there its own handler
+    /// is told instead.
+    pub(crate) fn probe<T>(
+        &self,
+        filter: ErrorFilter,
+        call: impl FnOnce() -> T,
+    ) -> (T, Option<wgpu::Error>) {
         if cfg!(target_family = "wasm") {
-            return (call(), false);
+            return (call(), None);
         }
         let scope = self.device.push_error_scope(filter);
         let made = call();
-        (made, now(scope.pop()).flatten().is_some())
+        (made, now(scope.pop()).flatten())
     }
 
     /// Unmaps a buffer. Returns whether it can be used: wgpu refuses to unmap a buffer of a
     /// destroyed device, and calls the callbacks of mapped buffers before it tells that loss.
     /// Without a scope of errors, the program's poll would panic inside of such a callback.
     pub(crate) fn unmap(&self, buffer: &Buffer) -> bool {
-        !self.is_lost() && !self.refused(ErrorFilter::Validation, || buffer.unmap()).1
+        !self.is_lost() && self.probe(ErrorFilter::Validation, || buffer.unmap()).1.is_none()
     }
 
     pub(crate) fn encoder(&self, label: &'static str) -> CommandEncoder {
         self.device.create_command_encoder(&CommandEncoderDescriptor { label: Some(label) })
     }
 
-    /// Submits zeroing by itself. Returns whether wgpu accepted all of it.
+    /// Submits zeroing by itself. Returns whether wgpu accepted all of it. A buffer that was destroyed does
+    /// not take the others with it.
     pub(crate) fn zero_now(&self, to_zero: &[ToZero]) -> bool {
         if to_zero.is_empty() || self.zero_together(to_zero) {
             return true;
         }
-        // A buffer that cannot be zeroed must not take the others with it.
-        self.look_for_destroyed(to_zero);
-        for one in to_zero.chunks(1).filter(|one| one.len() < to_zero.len()) {
-            self.zero_together(one);
-        }
+        let living = to_zero.iter().filter(|zero| !self.is_destroyed(zero.buffer()));
+        self.zero_together(living);
         false
     }
 
-    fn zero_together(&self, to_zero: &[ToZero]) -> bool {
-        let submit = || {
-            let mut encoder = self.encoder("bucketpool zeroing");
-            zero(&mut encoder, to_zero);
-            self.queue.submit([encoder.finish()])
-        };
-        !self.refused(ErrorFilter::Validation, submit).1
+    fn zero_together<'z>(&self, to_zero: impl IntoIterator<Item = &'z ToZero>) -> bool {
+        let mut encoder = self.encoder("bucketpool zeroing");
+        to_zero.into_iter().for_each(|zero| zero.record(&mut encoder));
+        !self.submit([self.finish(encoder)]).1
+    }
+
+    /// Ends an encoder. What wgpu refuses by then, it refuses again when it is submitted, in fewer words.
+    pub(crate) fn finish(&self, encoder: CommandEncoder) -> CommandBuffer {
+        self.refused(ErrorFilter::Validation, || encoder.finish()).0
     }
 }
 
-/// Records the zeroing of ranges.
-pub(crate) fn zero(encoder: &mut CommandEncoder, to_zero: &[ToZero]) {
-    for ToZero { buffer, bytes } in to_zero {
-        encoder.clear_buffer(buffer, bytes.start, Some(bytes.end - bytes.start));
+/// Calls a closure of the program. Its panic goes on, but in the drop of what another panic unwinds.
+fn foreign(call: impl FnOnce()) {
+    if thread::panicking() {
+        drop(catch_unwind(AssertUnwindSafe(call))); // two would end the process
+    } else {
+        call();
     }
 }
 

@@ -4,6 +4,9 @@
 //! it, at the next poll or submission of any thread if no commands use the buffer. So a word that
 //! no commands use is mapped after the program's commands, and its arrival tells that they were
 //! submitted, long before they are done.
+//!
+//! A poll collects the callbacks that are due and then calls them one after the other, so that one may
+//! come late, or after the caller's own. The word shows that it is mapped before: [`Signals::look`].
 
 use crate::open::OpenScopes;
 use crate::shared::Shared;
@@ -24,9 +27,25 @@ pub(crate) struct Signals(Mutex<Words>);
 #[derive(Default)]
 struct Words {
     idle: Vec<Buffer>,
-    /// The words that are to be mapped, by their numbers.
-    asked: BTreeMap<u64, Buffer>,
-    last: u64,
+    /// By scope, and whether it is the scope's prologue or the program's commands.
+    asked: BTreeMap<(u64, bool), Asked>,
+}
+
+/// What is known of a part of a scope until the scope is closed.
+enum Asked {
+    /// This word is to be mapped.
+    Word(Buffer),
+    /// Its callback came: whether it was submitted.
+    Came(bool),
+}
+
+impl Asked {
+    fn is_submitted(&self) -> bool {
+        match self {
+            Self::Word(word) => word.get_mapped_range(..).is_ok(),
+            Self::Came(submitted) => *submitted,
+        }
+    }
 }
 
 /// The end of a scope that was handed over: once its prologue and the program's commands are both
@@ -42,7 +61,6 @@ struct Ending {
 /// The prologue of a scope, or the program's commands, until they are submitted or dropped.
 struct Half {
     of: Arc<Ending>,
-    word: u64,
     is_prologue: bool,
     mapped: bool,
     submitted: bool,
@@ -76,6 +94,9 @@ impl Drop for Ending {
             // Its blocks are zeroed now.
             false => open.close(self.scope, &shared),
         }
+        if let Some(signals) = self.signals.upgrade() {
+            signals.forget(self.scope);
+        }
     }
 }
 
@@ -101,9 +122,9 @@ impl Signals {
             was_prologue_submitted: AtomicBool::new(prologue.is_none()),
         });
         for (commands, is_prologue, word) in halves {
-            let number = self.ask(word.clone());
+            self.0.lock().asked.insert((scope, is_prologue), Asked::Word(word.clone()));
             let (mapped, submitted) = (false, false);
-            let mut half = Half { of: of.clone(), word: number, is_prologue, mapped, submitted };
+            let mut half = Half { of: of.clone(), is_prologue, mapped, submitted };
             let came = move |mapped: Result<(), BufferAsyncError>| half.submitted(mapped.is_ok());
             commands.map_buffer_on_submit(&word, MapMode::Read, .., came);
         }
@@ -124,19 +145,34 @@ impl Signals {
         }
     }
 
-    /// Notes a word that will be mapped. Returns its number.
-    fn ask(&self, word: Buffer) -> u64 {
+    /// Closes a scope whose words are all mapped, so that its prologue and its commands were submitted.
+    pub(crate) fn look(&self, open: &OpenScopes, scope: u64) {
+        if cfg!(target_family = "wasm") || !open.is_yielded(scope) {
+            return; // a browser calls with no other thread in between
+        }
+        let were_submitted = {
+            // No callback unmaps a word that is looked at: it takes the word out first.
+            let words = self.0.lock();
+            let of = |is_prologue| words.asked.get(&(scope, is_prologue));
+            of(false).is_some_and(Asked::is_submitted) && of(true).is_none_or(Asked::is_submitted)
+        };
+        if were_submitted {
+            open.close_submitted(scope);
+        }
+    }
+
+    fn forget(&self, scope: u64) {
         let mut words = self.0.lock();
-        words.last += 1;
-        let number = words.last;
-        words.asked.insert(number, word);
-        number
+        for is_prologue in [true, false] {
+            words.asked.remove(&(scope, is_prologue));
+        }
     }
 
     /// A word serves again, unless wgpu refused to map it or to unmap it.
     fn came(&self, shared: &Shared, half: &Half) {
-        let asked = self.0.lock().asked.remove(&half.word);
-        let Some(word) = asked else { return };
+        let came = Asked::Came(half.submitted);
+        let asked = self.0.lock().asked.insert((half.of.scope, half.is_prologue), came);
+        let Some(Asked::Word(word)) = asked else { return };
         let serves = if half.mapped { shared.unmap(&word) } else { !half.submitted };
         if serves {
             self.0.lock().idle.push(word);

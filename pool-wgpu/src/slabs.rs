@@ -241,8 +241,8 @@ impl<'b, R: Role> SlabView<'b, R> {
 }
 
 impl<R: Role> Bound for SlabView<'_, R> {
-    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
-        self.view.bound(part)
+    fn bound(&self, device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        self.view.bound(device, part)
     }
 }
 
@@ -289,6 +289,10 @@ impl<R: Role> DeviceAllocator for WgpuSlabs<R> {
 
     fn free(&self, block: WgpuBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         self.device.free(block, after)
+    }
+
+    fn is_intact(&self, block: &WgpuBlock) -> bool {
+        self.device.is_intact(block)
     }
 
     fn view<'b>(

@@ -6,6 +6,7 @@ use crate::shared::Shared;
 use parking_lot::Mutex;
 use pool_core::port::Limit;
 use pool_core::{DeviceError, Why};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -21,7 +22,8 @@ pub enum InFlight {
     /// There is no bound.
     Unbounded,
     /// The upload blocks the host until the device has done earlier copies. Where those are all of
-    /// scopes that are still open, it is refused.
+    /// scopes that are still open, it is refused; also, after a second, inside of a callback of wgpu that
+    /// runs before those that bring them.
     Wait(u64),
     /// The upload is refused.
     Refuse(u64),
@@ -60,7 +62,9 @@ struct Resting {
     /// Those that the device uses, the oldest first, and how their mapping ends.
     at_work: Vec<(Buffer, Arc<Arrival>)>,
     /// Those that are mapped, the oldest first.
-    at_rest: Vec<Buffer>,
+    at_rest: VecDeque<Buffer>,
+    /// Bytes of those.
+    bytes_there: u64,
 }
 
 /// A chunk that a scope fills from the front. It is mapped.
@@ -81,6 +85,31 @@ pub(crate) struct Unmapped {
     elsewhere: bool,
 }
 
+impl Resting {
+    fn rest(&mut self, chunk: Buffer) {
+        self.bytes_there += chunk.size();
+        self.at_rest.push_back(chunk);
+    }
+
+    /// Takes the smallest chunk of these sizes. Most are of `usual` bytes, and none that fits is smaller than
+    /// the first of those.
+    fn take(&mut self, bytes: u64, usual: u64, room: u64) -> Option<Buffer> {
+        let mut best: Option<(usize, u64)> = None;
+        for (at, chunk) in self.at_rest.iter().enumerate() {
+            let size = chunk.size();
+            if (bytes..=room).contains(&size) && best.is_none_or(|(_, least)| size < least) {
+                best = Some((at, size));
+                if size == usual {
+                    break;
+                }
+            }
+        }
+        let chunk = self.at_rest.remove(best?.0)?;
+        self.bytes_there -= chunk.size();
+        Some(chunk)
+    }
+}
+
 impl Staging {
     /// Chunks that copies read, or that `usages` bind.
     pub(crate) fn new(
@@ -92,7 +121,8 @@ impl Staging {
         let (bound, usages) = (usages.is_some(), usages.unwrap_or(BufferUsages::COPY_SRC));
         let (bytes, mapped_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         let chunks = Mutex::default();
-        let chunk_bytes = chunk_bytes.next_multiple_of(MAP_ALIGNMENT).max(MAP_ALIGNMENT);
+        let most = shared.limits.max_buffer_size / MAP_ALIGNMENT * MAP_ALIGNMENT;
+        let chunk_bytes = chunk_bytes.min(most).next_multiple_of(MAP_ALIGNMENT).max(MAP_ALIGNMENT);
         Self {
             shared,
             usages,
@@ -139,10 +169,7 @@ impl Staging {
         let mut chunks = self.chunks.lock();
         self.take_in(&mut chunks);
         let room = self.in_flight.most() - self.in_flight_bytes(&chunks).min(self.in_flight.most());
-        let fits = chunks.at_rest.iter().enumerate();
-        let fits = fits.filter(|(_, chunk)| (bytes..=room).contains(&chunk.size()));
-        let best = fits.min_by_key(|(_, chunk)| chunk.size()).map(|(at, _)| at);
-        let best = best.map(|at| chunks.at_rest.remove(at));
+        let best = chunks.take(bytes, self.chunk_bytes, room);
         self.trim(&mut chunks);
         best
     }
@@ -172,14 +199,15 @@ impl Staging {
                 return Ok(buffer);
             }
             if !came {
-                return refused("staging memory of open scopes over its bound (the code)");
+                let call = "staging memory of open scopes, or inside of a callback, over its bound (the code)";
+                return refused(call);
             }
         }
     }
 
     /// Bytes of the chunks that scopes fill or the device uses.
     fn in_flight_bytes(&self, chunks: &Resting) -> u64 {
-        self.bytes.load(Relaxed) - chunks.at_rest.iter().map(Buffer::size).sum::<u64>()
+        self.bytes.load(Relaxed) - chunks.bytes_there
     }
 
     /// Counts a chunk that is about to be made, unless scopes and the device would then have more
@@ -232,7 +260,7 @@ impl Staging {
         let came: Vec<_> = chunks.at_work.extract_if(.., came).collect();
         for (chunk, arrival) in came {
             match arrival.outcome() {
-                Some(Outcome::Mapped) => chunks.at_rest.push(chunk),
+                Some(Outcome::Mapped) => chunks.rest(chunk),
                 Some(Outcome::NotSubmitted) => Self::map_again(chunks, chunk, None),
                 Some(Outcome::Refused) | None => self.forget(&chunk),
             }
@@ -251,11 +279,11 @@ impl Staging {
     }
 
     /// Lets the oldest go beyond what is kept.
-    fn trim(&self, Resting { at_rest, .. }: &mut Resting) {
-        let mut resting: u64 = at_rest.iter().map(Buffer::size).sum();
-        while resting > self.kept_bytes {
-            let oldest = at_rest.remove(0);
-            resting -= oldest.size();
+    fn trim(&self, chunks: &mut Resting) {
+        while chunks.bytes_there > self.kept_bytes
+            && let Some(oldest) = chunks.at_rest.pop_front()
+        {
+            chunks.bytes_there -= oldest.size();
             self.forget(&oldest);
         }
     }
@@ -271,14 +299,14 @@ impl Staging {
     /// Gives a mapped chunk back that no commands use.
     fn rest(&self, buffer: Buffer) {
         let mut chunks = self.chunks.lock();
-        chunks.at_rest.push(buffer);
+        chunks.rest(buffer);
         self.trim(&mut chunks);
     }
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        let Resting { at_work, at_rest } = std::mem::take(self.chunks.get_mut());
+        let Resting { at_work, at_rest, .. } = std::mem::take(self.chunks.get_mut());
         let at_work = at_work.into_iter().map(|(chunk, _)| chunk);
         at_work.chain(at_rest).for_each(|chunk| self.forget(&chunk));
     }

@@ -109,7 +109,7 @@ impl Rows {
     ///
     /// # Errors
     ///
-    /// [`Why::OutOfRange`] if the program has fewer bytes.
+    /// [`Why::OutOfRange`] if the program has fewer bytes, or its rows or images overlap.
     pub(crate) fn places(
         &self,
         from: &TexelCopyBufferLayout,
@@ -122,6 +122,15 @@ impl Rows {
         };
         let per_row = from.bytes_per_row.map_or(self.row, u64::from);
         let per_image = from.rows_per_image.map_or(self.height, u64::from);
+        if per_row < self.row || per_image < self.height {
+            let call = "upload rows that overlap (the bytes of a row, or the rows of an image)";
+            let least = if per_row < self.row { self.row } else { self.height };
+            let code = i64::try_from(least).unwrap_or(i64::MAX);
+            return Err(DeviceError::new(Why::OutOfRange, call).code(code));
+        }
+        if self.staged_bytes() == 0 {
+            return Ok(Vec::new());
+        }
         let mut places = Vec::new();
         for (image, row) in
             (0..self.images).flat_map(|image| (0..self.height).map(move |row| (image, row)))

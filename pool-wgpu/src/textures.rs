@@ -1,22 +1,31 @@
 //! Textures that serve again.
 
+use crate::binding::bytes_of;
 use crate::clock::Scopes;
 use crate::scope::Scope;
 use crate::shared::Shared;
 use parking_lot::Mutex;
-use pool_core::{DeviceError, StreamClock, Why};
+use pool_core::{DeviceError, MIB, StreamClock, Why};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use wgpu::{
     ErrorFilter, Texture, TextureDescriptor, TextureFormat, TextureView, TextureViewDescriptor,
 };
 
+/// Scopes that are opened after a texture became idle until it goes, unless the program says otherwise: a
+/// few frames.
+const AGE: u64 = 8;
+/// Bytes of idle textures that are kept, unless the program says otherwise.
+const KEPT: u64 = 128 * MIB;
+
 /// Textures of one device that serve again for the same descriptor: render targets, shadow maps, what a
 /// filter needs for a frame. Clones are the same.
 ///
-/// A texture goes back to wgpu when it served none of the last 64 scopes
-/// ([`WgpuAllocator::forget_after`](crate::WgpuAllocator::forget_after)) and another one is taken or dropped.
+/// A texture goes back to wgpu when it served none of the last 8 scopes ([`Textures::forget_after`]) and
+/// another one is taken or dropped, and the oldest that are idle where these have more than 128 MiB
+/// ([`Textures::keep`]).
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub mod wgpu { pub use pool_wgpu::*; } }
@@ -54,12 +63,16 @@ pub struct Textures(Arc<TexturePool>);
 struct TexturePool {
     clock: Scopes,
     textures: Mutex<Kept>,
+    age: AtomicU64,
+    kept_bytes: AtomicU64,
 }
 
 #[derive(Default)]
 struct Kept {
     /// The newest last.
     idle: Vec<IdleTexture>,
+    /// Bytes of those.
+    bytes: u64,
     made: u64,
 }
 
@@ -76,7 +89,8 @@ struct IdleTexture {
 /// A texture of a scope, which serves another one after its drop: [`Scope::take_texture`].
 ///
 /// It is a [`wgpu::Texture`] by [`Deref`]. A clone or a view of it that is kept past its drop shows what
-/// the next owner draws.
+/// the next owner draws. Where another scope than its own uses it before its own was submitted, that scope
+/// says so ([`Scope::use_texture`]). Afterwards its drop waits for the open scopes that began after its own.
 pub struct PooledTexture {
     texture: Texture,
     view: TextureView,
@@ -87,7 +101,39 @@ pub struct PooledTexture {
 
 impl Textures {
     pub(crate) fn new(clock: Scopes) -> Self {
-        Self(Arc::new(TexturePool { clock, textures: Mutex::default() }))
+        let (age, kept_bytes) = (AtomicU64::new(AGE), AtomicU64::new(KEPT));
+        Self(Arc::new(TexturePool { clock, textures: Mutex::default(), age, kept_bytes }))
+    }
+
+    /// From now on keeps at most `bytes` bytes of textures that wait for an owner, as their formats say; what a
+    /// driver adds is not known. The oldest go with the next texture that is dropped. 128 MiB unless it is called.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::MIB;
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// let targets = WgpuAllocator::new(device, queue).textures();
+    /// targets.keep(512 * MIB); // three targets of 8K, and what goes with them
+    /// assert_eq!(targets.idle_bytes(), 0);
+    /// # }
+    /// ```
+    pub fn keep(&self, bytes: u64) {
+        self.0.kept_bytes.store(bytes, Relaxed);
+    }
+
+    /// From now on gives textures back to wgpu that none of the last `scopes` scopes has used; 8 unless it is
+    /// called. For programs with several scopes in a frame: a few times as many.
+    pub fn forget_after(&self, scopes: u64) {
+        self.0.age.store(scopes, Relaxed);
+    }
+
+    /// Returns the bytes of the textures that wait for an owner.
+    #[must_use]
+    pub fn idle_bytes(&self) -> u64 {
+        self.0.textures.lock().bytes
     }
 
     /// Returns how many textures were made so far.
@@ -104,8 +150,7 @@ impl Textures {
 
     /// Gives all textures that wait for an owner back to wgpu.
     pub fn clear(&self) {
-        let idle = std::mem::take(&mut self.0.textures.lock().idle);
-        self.0.let_go(idle);
+        self.0.clear();
     }
 }
 
@@ -131,19 +176,85 @@ impl Scope {
         }
         self.shared().living()?;
         let mut taken = idle.take(self, descriptor);
-        while taken.as_ref().is_some_and(|(texture, _)| is_destroyed(self.shared(), texture)) {
+        while taken.as_ref().is_some_and(|(texture, _)| self.shared().is_texture_destroyed(texture))
+        {
             taken = idle.take(self, descriptor);
         }
         let (texture, view) = if let Some(taken) = taken {
             taken
         } else {
-            let new = create(self.shared(), descriptor)?;
+            let made = create(self.shared(), descriptor);
+            let new = match made {
+                // What nobody has may be what is missing.
+                Err(error) if error.why == Why::OutOfMemory && idle.clear() => {
+                    create(self.shared(), descriptor)?
+                }
+                made => made?,
+            };
             idle.textures.lock().made += 1;
             new
         };
         let (view_formats, scope) = (descriptor.view_formats.to_vec(), self.stream().scope());
-        self.table().lend(scope, &texture);
+        self.table().lend_texture(scope, &texture);
         Ok(PooledTexture { texture, view, view_formats, scope, of: idle.clone() })
+    }
+}
+
+impl Scope {
+    /// Counts a pooled texture as used by commands of this scope, for one that another scope has taken: a
+    /// history that the frame after reads, or a view of it in a bind group. It serves nobody else before
+    /// this scope is submitted, also once it is dropped. Calls of the scope that name the texture, such as
+    /// [`Scope::read_back_texture_in`], count it by themselves.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] for a texture of another device, or once the scope's prologue was made, and
+    /// [`Why::Lost`] if the device is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::Why;
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let descriptor = wgpu::TextureDescriptor {
+    /// #     label: None,
+    /// #     size: wgpu::Extent3d { width: 64, height: 64, depth_or_array_layers: 1 },
+    /// #     mip_level_count: 1,
+    /// #     sample_count: 1,
+    /// #     dimension: wgpu::TextureDimension::D2,
+    /// #     format: wgpu::TextureFormat::Rgba8Unorm,
+    /// #     usage: wgpu::TextureUsages::RENDER_ATTACHMENT,
+    /// #     view_formats: &[],
+    /// # };
+    /// # let encoder = || device.create_command_encoder(&Default::default());
+    /// # let commands = encoder();
+    /// # let allocator = WgpuAllocator::new(device.clone(), queue);
+    /// # let targets = allocator.textures();
+    /// let first = allocator.scope();
+    /// let history = first.take_texture(&targets, &descriptor)?;
+    /// let second = allocator.scope(); // is recorded while the first is
+    /// second.use_texture(&history)?;
+    /// drop(history);
+    /// first.submit_with(commands)?;
+    /// let third = allocator.scope();
+    /// let other = third.take_texture(&targets, &descriptor)?;
+    /// assert_eq!(targets.made(), 2); // the second frame has the first texture still
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let another = WgpuAllocator::new(device, queue);
+    /// assert_eq!(another.scope().use_texture(&other).unwrap_err().why, Why::Foreign);
+    /// # }
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
+    pub fn use_texture(&self, texture: &PooledTexture) -> Result<(), DeviceError> {
+        self.shared().living()?;
+        let on = self.stream();
+        if !texture.of.clock.owns(&on) {
+            return Err(DeviceError::new(Why::Foreign, "use a texture of another device"));
+        }
+        self.table().lend_texture(on.scope(), &texture.texture);
+        Ok(())
     }
 }
 
@@ -155,20 +266,31 @@ impl TexturePool {
         descriptor: &TextureDescriptor<'_>,
     ) -> Option<(Texture, TextureView)> {
         let (on, opened) = (scope.stream(), self.clock.open_scopes().opened());
-        let reuses = !self.clock.reuses_ahead(&on);
-        let is_ready = |mark: &u64| {
-            self.clock.is_submitted(*mark) || reuses && self.clock.is_ordered(&on, *mark)
-        };
+        let on = self.clock.reuse_of(&on).unwrap_or(on);
+        let is_ready = |mark: &u64| self.clock.is_ordered(&on, *mark);
         let (found, old) = {
             let mut kept = self.textures.lock();
             let serves =
                 |idle: &IdleTexture| idle.is_as(descriptor) && idle.after.iter().all(is_ready);
             let at = kept.idle.iter().rposition(serves);
             let found = at.map(|at| kept.idle.remove(at));
-            (found, kept.old(opened, self.clock.shared().age()))
+            kept.bytes -= found.as_ref().map_or(0, |found| bytes_of(&found.texture));
+            (found, kept.old(opened, self))
         };
         self.let_go(old);
         found.map(|IdleTexture { texture, view, .. }| (texture, view))
+    }
+
+    /// Gives all idle textures back. Returns whether there were any.
+    fn clear(&self) -> bool {
+        let idle = {
+            let mut kept = self.textures.lock();
+            kept.bytes = 0;
+            std::mem::take(&mut kept.idle)
+        };
+        let were_any = !idle.is_empty();
+        self.let_go(idle);
+        were_any
     }
 
     /// Drops textures, and the bind groups that keep them.
@@ -180,9 +302,17 @@ impl TexturePool {
 }
 
 impl Kept {
-    /// Removes what served none of the last scopes.
-    fn old(&mut self, opened: u64, most: u64) -> Vec<IdleTexture> {
-        self.idle.extract_if(.., |idle| idle.since.saturating_add(most) < opened).collect()
+    /// Removes what served none of the last scopes, and the oldest beyond what is kept.
+    fn old(&mut self, opened: u64, of: &TexturePool) -> Vec<IdleTexture> {
+        let (age, kept) = (of.age.load(Relaxed), of.kept_bytes.load(Relaxed));
+        let Self { idle, bytes, .. } = self;
+        let is_old = |idle: &IdleTexture| idle.since.saturating_add(age) < opened;
+        let goes = |idle: &mut IdleTexture| {
+            let goes = is_old(idle) || *bytes > kept;
+            *bytes -= if goes { bytes_of(&idle.texture) } else { 0 };
+            goes
+        };
+        idle.extract_if(.., goes).collect()
     }
 }
 
@@ -197,12 +327,6 @@ impl IdleTexture {
             && texture.usage() == descriptor.usage
             && self.view_formats == descriptor.view_formats
     }
-}
-
-/// Whether the program has destroyed a texture: wgpu makes no view of it.
-fn is_destroyed(shared: &Shared, texture: &Texture) -> bool {
-    let view = || texture.create_view(&TextureViewDescriptor::default());
-    shared.refused(ErrorFilter::Validation, view).1
 }
 
 fn create(
@@ -240,11 +364,7 @@ impl Deref for PooledTexture {
 impl Drop for PooledTexture {
     fn drop(&mut self) {
         let open = self.of.clock.open_scopes();
-        // One that was kept for longer than its scope may be in the commands of any that is open.
-        let after = match open.is_closed(self.scope) {
-            true => open.marks_since(self.scope),
-            false => vec![open.mark(self.scope)],
-        };
+        let after = open.marks_of_texture(self.scope, &self.texture);
         let opened = open.opened();
         let idle = IdleTexture {
             texture: self.texture.clone(),
@@ -255,8 +375,9 @@ impl Drop for PooledTexture {
         };
         let old = {
             let mut kept = self.of.textures.lock();
+            kept.bytes += bytes_of(&idle.texture);
             kept.idle.push(idle);
-            kept.old(opened, self.of.clock.shared().age())
+            kept.old(opened, &self.of)
         };
         self.of.let_go(old);
     }

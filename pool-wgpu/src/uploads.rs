@@ -5,7 +5,7 @@ use crate::clock::{Scopes, WgpuStream};
 use crate::shared::Shared;
 use crate::staging::{InFlight, Staging};
 use crate::view::sealed::{Bound, Part};
-use crate::view::{Bindable, BufferPart, Place};
+use crate::view::{Bindable, BufferPart, Place, is_of};
 use pool_core::{DeviceError, Why};
 use std::fmt;
 use std::ops::Range;
@@ -158,12 +158,13 @@ impl Placed {
 }
 
 impl Bound for Placed {
-    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+    fn bound(&self, device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        is_of(device, &self.clock)?;
         if !self.clock.open_scopes().takes_work(self.on.scope()) {
             let call = "bind placed data after its scope";
             return Err(DeviceError::new(Why::Foreign, call));
         }
-        let limits = &self.clock.shared().limits;
+        let limits = &device.shared().limits;
         Binding::buffer(&self.buffer, (self.offset, self.bytes), part, Some(limits))
     }
 }

@@ -6,6 +6,7 @@ use pool_core::buffer::Use;
 use pool_core::{DeviceAllocator, DeviceError, StreamClock, Why};
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 use wgpu::{
     BindingResource, Buffer, BufferBinding, BufferSize, BufferSlice, BufferUsages,
     COPY_BUFFER_ALIGNMENT, Sampler, TextureView, WriteOnly,
@@ -24,6 +25,8 @@ pub struct WgpuBlock {
     pub(crate) buffer: Buffer,
     /// Its number, by which debug builds find clones.
     pub(crate) label: String,
+    /// How many submissions wgpu had refused when it was seen whole.
+    pub(crate) checked: AtomicU64,
 }
 
 /// A range of a buffer in use on one stream.
@@ -104,15 +107,16 @@ pub trait BufferPart: sealed::Part {}
 
 /// Traits that only this crate implements: another's view could show any memory.
 pub(crate) mod sealed {
-    use super::{Binding, DeviceError, Place, Range};
+    use super::{Binding, DeviceError, Place, Range, Scopes};
 
     pub trait Bound {
-        /// Returns the resource, or a part of it.
+        /// Returns the resource, or a part of it, for a group of a device.
         ///
         /// # Errors
         ///
         /// Why it cannot be bound.
-        fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError>;
+        fn bound(&self, device: &Scopes, part: Option<&Range<u64>>)
+        -> Result<Binding, DeviceError>;
     }
 
     pub trait Part {
@@ -130,9 +134,10 @@ pub struct Place<'b> {
 }
 
 impl sealed::Bound for WgpuView<'_> {
-    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+    fn bound(&self, device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        is_of(device, self.clock)?;
         self.lend()?;
-        let limits = &self.clock.shared().limits;
+        let limits = &device.shared().limits;
         Binding::buffer(self.buffer, (self.offset, self.bytes), part, Some(limits))
     }
 }
@@ -151,35 +156,44 @@ impl sealed::Part for Unpooled<'_> {
 }
 
 impl sealed::Bound for Unpooled<'_> {
-    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+    fn bound(&self, _device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         Binding::buffer(self.0, (0, self.0.size()), part, None)
     }
 }
 
 impl sealed::Bound for TextureView {
-    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+    fn bound(&self, _device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         whole(part).map(|()| Binding::Texture(self.clone()))
     }
 }
 
 impl sealed::Bound for Sampler {
-    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+    fn bound(&self, _device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         whole(part).map(|()| Binding::Sampler(self.clone()))
     }
 }
 
 impl sealed::Bound for BindingPart<'_> {
-    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+    fn bound(&self, device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         whole(part)?;
-        self.of.bound(Some(&self.bytes))
+        self.of.bound(device, Some(&self.bytes))
     }
 }
 
 impl sealed::Bound for BindingArray<'_> {
-    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+    fn bound(&self, device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         whole(part)?;
-        let elements = self.0.iter().map(|element| element.bound(None));
+        let elements = self.0.iter().map(|element| element.bound(device, None));
         Ok(Binding::Array(elements.collect::<Result<_, _>>()?))
+    }
+}
+
+/// A view of another device. wgpu would bind what has the same number on this one, where their instances
+/// are two.
+pub(crate) fn is_of(device: &Scopes, clock: &Scopes) -> Result<(), DeviceError> {
+    match clock.shared().id == device.shared().id {
+        true => Ok(()),
+        false => Err(DeviceError::new(Why::Foreign, "bind a view of another device")),
     }
 }
 
@@ -193,8 +207,8 @@ impl<'b, A: DeviceAllocator> sealed::Bound for Use<'b, A>
 where
     A::View<'b>: sealed::Bound,
 {
-    fn bound(&self, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
-        (**self).bound(part)
+    fn bound(&self, device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        (**self).bound(device, part)
     }
 }
 
@@ -336,7 +350,7 @@ impl<'b> WgpuView<'b> {
         let (buffer, offset) = (self.buffer, self.offset);
         let limits = &self.clock.shared().limits;
         match Binding::buffer(buffer, (offset, self.bytes), None, Some(limits))? {
-            Binding::Buffer(_, offset, size) => {
+            Binding::Buffer(_, offset, size, _) => {
                 Ok(BindingResource::Buffer(BufferBinding { buffer, offset, size: Some(size) }))
             }
             _ => Ok(BindingResource::Buffer(BufferBinding { buffer, offset, size: None })),
@@ -445,7 +459,8 @@ impl<'b> WgpuView<'b> {
             let call = "a use that outlives its scope's submit: use the buffer on another scope";
             return Err(DeviceError::new(Why::Foreign, call));
         }
-        self.clock.open_scopes().lend(self.on.scope(), self.buffer);
+        let bytes = self.offset..self.offset + self.bytes;
+        self.clock.open_scopes().lend(self.on.scope(), self.buffer, &bytes);
         Ok(())
     }
 }
@@ -454,6 +469,11 @@ impl<'b> WgpuView<'b> {
 const WORD: usize = 4;
 
 impl Place<'_> {
+    /// Its bytes, counted from the beginning of the buffer.
+    pub(crate) fn bytes_of_buffer(&self) -> Range<u64> {
+        self.offset..self.offset + self.bytes
+    }
+
     /// The length of a copy of so many bytes: whole words. The last one may be filled up where the bytes
     /// end with the view, whose rounding tail it is.
     pub(crate) fn in_words(&self, offset: u64, bytes: u64) -> Result<u64, DeviceError> {

@@ -54,6 +54,7 @@ fn a_buffer_dropped_in_an_open_scope_serves_that_scope_only() {
         );
         let queue = pool.allocate(4096).unwrap();
         assert_ne!(buffer_of(&queue), first, "Queue::write_buffer would run first as well");
+        let _ = one.encoder(); // anew, so that no pass of it is open
         let c = pool.allocate_on(&on_one, 4096).unwrap();
         assert_eq!(
             *c.on(&on_one).unwrap().buffer().unwrap(),

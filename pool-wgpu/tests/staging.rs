@@ -226,6 +226,7 @@ fn a_flushed_scope_goes_on_with_its_blocks() {
         drop(buffer);
         let another = pool.allocate(KIB).unwrap();
         assert_eq!(pool.stats().misses, 2, "the block is the open scope's still");
+        let _ = scope.encoder(); // anew, so that no pass of it is open
         let again = pool.allocate_on(&on, KIB).unwrap();
         assert_eq!(*again.on(&on).unwrap().buffer().unwrap(), raw, "and serves it");
         scope.upload(&uploads, &Unpooled(&raw), 0, &[2; 512]).unwrap();

@@ -139,6 +139,17 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     pub fn allocator(&self) -> &A {
         &self.store().allocator
     }
+
+    /// Returns whether its block can serve ([`DeviceAllocator::is_intact`]). Segments are not asked about:
+    /// other buffers are in them.
+    #[inline]
+    pub(crate) fn is_intact(&self) -> bool {
+        match &self.record.place {
+            Place::Whole(block) => self.allocator().is_intact(block),
+            Place::Part(_) => true,
+        }
+    }
+
     /// Zeroes the first `bytes` bytes of the block, in the order of `on`. The buffer records it as
     /// a use, unless the zeroes are there when the call returns.
     pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {

@@ -320,11 +320,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             return Ok(joined);
         }
         let _watch = self.store().watch();
-        let mut ordered = clock.order(stream, &behind)?;
-        if ordered == Order::NotYet && clock.await_submission(&behind) {
-            ordered = clock.order(stream, &behind)?;
-        }
-        if ordered == Order::NotYet {
+        if clock.order(stream, &behind)? == Order::NotYet {
             let are_reads = || self.record.marks.lock().are_unsubmitted_reads(clock, cpu_touches);
             let call = match access == Access::Write && are_reads() {
                 true => "write memory that a capture or an open encoder reads",

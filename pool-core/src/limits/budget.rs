@@ -8,7 +8,7 @@ use crate::size::{Bytes, LARGEST};
 use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use crate::sys::{Lock, Mutex};
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// A limit on the bytes that one or several pools take from their devices, which may change at any
 /// time. Clones are the same budget. Every pool has one; unless
@@ -51,6 +51,8 @@ struct Shared {
     waiters: Waiters,
     transit: Transit,
     pools: Lock<Vec<Weak<dyn Member>>>,
+    /// What clocks call when work was submitted.
+    told: OnceLock<Arc<dyn Fn() + Send + Sync>>,
 }
 
 /// A pool of a budget.
@@ -119,6 +121,7 @@ impl Budget {
             waiters: Waiters::new(),
             transit: Transit::default(),
             pools: Lock::new(Vec::new()),
+            told: OnceLock::new(),
         }))
     }
 
@@ -384,6 +387,19 @@ impl Budget {
     #[inline]
     pub(crate) fn has_calls(&self) -> bool {
         self.0.waiters.has_calls()
+    }
+
+    /// Returns what a clock calls when work was submitted: requests may wait for memory behind it.
+    pub(crate) fn told_of_submissions(&self) -> Weak<dyn Fn() + Send + Sync> {
+        let told = self.0.told.get_or_init(|| {
+            let shared = Arc::downgrade(&self.0);
+            Arc::new(move || {
+                if let Some(shared) = shared.upgrade() {
+                    Self(shared).wake();
+                }
+            })
+        });
+        Arc::downgrade(told)
     }
 
     /// Calls the requests that may be served now, if any wait. Call it with no lock held.

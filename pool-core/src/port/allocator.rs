@@ -163,6 +163,14 @@ pub trait DeviceAllocator: Send + Sync + 'static {
     /// zeroing, is done now or not at all.
     fn let_go(&self, _block: &Self::Block) {}
 
+    /// Returns whether a whole block can serve again: false where the program has broken what the block
+    /// stands for, and the pool then frees the block and takes another. Asked of each free block that
+    /// serves a request and is not zeroed, so it is cheap while nothing is known to be wrong.
+    #[inline]
+    fn is_intact(&self, _block: &Self::Block) -> bool {
+        true
+    }
+
     /// Fills the first `bytes` bytes of a block with zeroes, in the order of `on`. The block is
     /// borrowed exclusively, so no other code accesses it meanwhile.
     ///

@@ -6,6 +6,7 @@
 
 use crate::port::error::DeviceError;
 use std::fmt::Debug;
+use std::sync::Weak;
 
 /// The clock of one device. Wrappers pass on the clock of the allocator that they wrap, so that all
 /// pools over one device share its epochs.
@@ -92,11 +93,14 @@ pub trait StreamClock: Send + Sync + 'static {
     /// Returns whether `a` is `b`, or a later point of the same stream.
     fn is_later(&self, a: Self::Mark, b: Self::Mark) -> bool;
 
-    /// Returns whether a request on `on` needs memory that is ready for the stream of
-    /// [`StreamClock::ahead_of`], even if the memory is not zeroed. Makes no device call.
+    /// Returns the stream that memory must be ready for before a request on `on` has it again, even if
+    /// the memory is not zeroed; `None` if that is `on` itself. Makes no device call.
+    ///
+    /// A search asks [`StreamClock::is_ordered`] of that stream while it holds the lock of the memory, so
+    /// the answer may depend on what other threads have dropped until then.
     #[inline]
-    fn reuses_ahead(&self, _on: &Self::Stream) -> bool {
-        false
+    fn reuse_of(&self, _on: &Self::Stream) -> Option<Self::Stream> {
+        None
     }
 
     /// Returns the stream id of a mark. A request tries cached blocks with its stream's id first.
@@ -133,12 +137,10 @@ pub trait StreamClock: Send + Sync + 'static {
         true
     }
 
-    /// Waits a moment for another thread that is about to learn that the work before `after` has
-    /// reached the device, and returns whether it has. A use asks where its stream could not be ordered.
-    #[inline]
-    fn await_submission(&self, _after: &[Self::Mark]) -> bool {
-        false
-    }
+    /// Keeps `told`, and calls it each time that work has reached the device which no stream could be
+    /// ordered after before ([`Order::NotYet`]): requests may wait for memory behind it. It is called
+    /// with no lock held, and may run foreign code.
+    fn tell_of_submissions(&self, _told: Weak<dyn Fn() + Send + Sync>) {}
 
     /// Returns whether an earlier query has seen `after` done. Makes no device call.
     fn is_seen_done(&self, after: Self::Mark) -> bool;
@@ -173,11 +175,19 @@ pub trait StreamClock: Send + Sync + 'static {
         false
     }
 
+    /// Returns whether the program may take the stream of a mark for ended, although the clock does not know
+    /// that it is: it has the stream's work, and submits that by itself. Makes no device call.
+    #[inline]
+    fn may_have_ended(&self, mark: Self::Mark) -> bool {
+        self.is_obsolete(mark)
+    }
+
     /// Returns the marks of all streams that the program may record work for and that began after the
     /// stream of `since`, where uses last until the drop ([`StreamClock::UNTIL_DROP`]).
     ///
-    /// A buffer that was used on a stream which has ended counts as used by all of them when it is
-    /// dropped: the program may have recorded it again without telling. Makes no device call.
+    /// A buffer that was used on a stream which may have ended ([`StreamClock::may_have_ended`]) counts as
+    /// used by all of them when it is dropped: the program may have recorded it again without telling.
+    /// Makes no device call.
     fn open_marks(&self, _since: Self::Mark) -> Vec<Self::Mark> {
         Vec::new()
     }

@@ -365,12 +365,12 @@ impl<C: StreamClock> LastUses<C> {
         invariant!(!self.has_open_uses(), "a free ends each use");
     }
 
-    /// Counts a buffer that the program had for longer than one of its streams as used by all streams
-    /// that are open and began after that of its allocation: the program may have recorded it in each of
-    /// them, which no call told.
+    /// Counts a buffer that the program had for longer than one of its streams, as far as it may think, as
+    /// used by all streams that are open and began after that of its allocation: the program may have
+    /// recorded it in each of them, which no call told.
     fn use_on_open_streams(&mut self, clock: &C) {
         self.forget(|used| clock.is_obsolete(used.last));
-        if !self.outlived && !clock.is_obsolete(self.own.last) {
+        if !self.outlived && !self.newest_first().any(|used| clock.may_have_ended(used.last)) {
             return;
         }
         for mark in clock.open_marks(self.own.last) {

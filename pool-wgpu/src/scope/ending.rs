@@ -2,29 +2,28 @@
 
 use super::{End, Scope};
 use crate::readbacks::Filling;
-use crate::shared::{ToZero, zero};
+use crate::recording::Submitted;
+use crate::shared::ToZero;
 use crate::staging::{Chunk, Unmapped};
 use pool_core::{DeviceError, Why};
 use wgpu::{CommandBuffer, CommandEncoder, SubmissionIndex};
 
 impl Scope {
     /// Ends a step: buffers that were dropped so far can serve this scope again, zeroed in between
-    /// where the pool zeroes. It costs a command buffer, and a submission where something is
-    /// zeroed. It does nothing if the step has no commands in the scope's own encoder, and while
-    /// the program has taken a buffer and not that encoder, or has dropped one in this scope that it had
-    /// before: its own commands come later.
+    /// where the pool zeroes. It costs a command buffer or two. It does nothing if the step has no commands in
+    /// the scope's own encoder, and while the program has taken a buffer and not that encoder, or has dropped
+    /// one in this scope that it had before: its own commands come later.
     ///
     /// Without steps a pool that zeroes takes a fresh block for each request of a scope, since it
     /// zeroes ahead of the scope's commands.
     pub fn end_step(&mut self) {
-        if !self.recording.has_step() || self.table().keeps_blocks(self.id) {
+        if !self.recording.has_step() {
             return;
         }
+        let Some(to_zero) = self.table().end_step(self.id) else { return };
         self.end_reads();
-        let to_zero = self.table().take_zeroing(self.id);
         let Self { recording, clock, .. } = self;
         recording.end_step(to_zero, clock.shared());
-        self.table().next_step(self.id);
     }
 
     /// Hands what was recorded so far to the device, behind the zeroing that it needs: the
@@ -41,7 +40,8 @@ impl Scope {
     ///
     /// # Errors
     ///
-    /// [`Why::Lost`] if the device is lost.
+    /// [`Why::NotSubmitted`] where wgpu refuses the commands: the uploads ahead of the first of them came all
+    /// the same. [`Why::Lost`] if the device is lost.
     ///
     /// # Examples
     ///
@@ -92,7 +92,7 @@ impl Scope {
         let chunks = recording.take_chunks().into_iter().map(Chunk::unmap);
         let (staging, bound): (Vec<_>, Vec<_>) = chunks.partition(Unmapped::is_staging);
         self.placed.extend(bound);
-        let index = recording.submit(shared);
+        let Submitted { index, accepted } = recording.submit(shared);
         self.table().flushed(self.id);
         for chunk in staging {
             chunk.map_again(Some(&index));
@@ -100,8 +100,9 @@ impl Scope {
         for filling in self.reads_before.drain(..) {
             filling.submitted(&index);
         }
+        self.refused |= !accepted;
         self.shared().living()?;
-        Ok(index)
+        if accepted { Ok(index) } else { Err(refused_frame()) }
     }
 
     /// Submits the commands, behind the zeroing that they need.
@@ -114,6 +115,7 @@ impl Scope {
     /// that were dropped may serve other scopes before that encoder is submitted, and zeroing comes after
     /// it if it is submitted already. Use [`Scope::submit_with`] or [`Scope::prologue`]; where there is no
     /// such encoder, as where bind groups are made for later frames, ask for [`Scope::encoder`].
+    /// [`Why::NotSubmitted`] too where wgpu refuses commands, as for [`Scope::flush`].
     /// [`Why::Lost`] if the device is lost. The scope has ended all the same.
     ///
     /// # Examples
@@ -142,6 +144,7 @@ impl Scope {
         let late = self.has_work_elsewhere() || self.table().is_used_elsewhere(self.id);
         let submitted = self.flush();
         self.end = End::Submitted;
+        let refused = self.refused; // an eager flush may have been
         // Closed after that: a thread that looks in between finds it open, which is only cautious.
         drop(self);
         if late {
@@ -149,17 +152,21 @@ impl Scope {
                 "submit a scope that lent buffers and not its encoder: `submit_with` takes yours";
             return Err(DeviceError::new(Why::NotSubmitted, call));
         }
-        submitted
+        submitted.and_then(|index| if refused { Err(refused_frame()) } else { Ok(index) })
     }
 
     /// Submits the commands of the program behind what they need: zeroing, the copies of the scope's
     /// uploads, and its [`Scope::copy`] and [`Scope::read_back`]. The usual end of a frame.
     ///
-    /// It is one submission, and one more where something is zeroed. The pool knows at once that the
-    /// buffers serve other scopes, and needs none of the signals of [`Scope::prologue`].
+    /// It is one submission. wgpu refuses it as a whole for one wrong draw: zeroing and uploads are submitted
+    /// again then, by themselves. The pool knows at once that the buffers serve other scopes, and needs none
+    /// of the signals of [`Scope::prologue`].
     ///
     /// # Errors
     ///
+    /// [`Why::NotSubmitted`] where wgpu refuses the commands, or an upload to a buffer that was destroyed: no
+    /// command ran, and zeroing and all other uploads did. What wgpu said is told to
+    /// [`WgpuAllocator::on_refused`](crate::WgpuAllocator::on_refused), and not to the device's own handler.
     /// [`Why::Unsupported`] if the scope's own encoder was asked for ([`Scope::encoder`]), and
     /// [`Why::Lost`] if the device is lost: nothing ran then. The scope has ended all the same.
     ///
@@ -241,14 +248,12 @@ impl Scope {
             self.reads_before.push(filling);
         }
         self.end_commands();
-        first
-            .into_iter()
-            .chain([last.finish()])
-            .for_each(|commands| self.recording.follow(commands));
+        let last = self.shared().finish(last);
+        first.into_iter().chain([last]).for_each(|commands| self.recording.follow(commands));
         self.uploads_elsewhere = false;
         let submitted = self.hand_over();
         self.end = End::Submitted;
-        submitted
+        submitted.and_then(|index| if self.refused { Err(refused_frame()) } else { Ok(index) })
     }
 
     /// Ends the scope and returns what must run ahead of the program's own commands: zeroing, and
@@ -309,7 +314,7 @@ impl Scope {
                 self.clock.close_after(self.id, (None, commands))?;
                 None
             }
-            false => Some(self.record_prologue(to_zero, commands)?),
+            false => Some(self.record_prologue(&to_zero, commands)?),
         };
         self.end = End::Yielded;
         for chunk in self.recording.take_chunks().into_iter().map(Chunk::unmap) {
@@ -322,15 +327,17 @@ impl Scope {
 
     fn record_prologue(
         &mut self,
-        to_zero: Vec<ToZero>,
+        to_zero: &[ToZero],
         commands: &mut CommandEncoder,
     ) -> Result<CommandEncoder, DeviceError> {
         let mut receipt = self.clock.receipts().new_receipt()?;
         let mut prologue = self.shared().encoder("bucketpool prologue");
         self.clock.close_after(self.id, (Some(&prologue), commands))?;
-        zero(&mut prologue, &to_zero);
+        for zero in to_zero {
+            zero.record(&mut prologue);
+        }
         self.recording.copies_into(&mut prologue);
-        self.clock.receipts().issue(&mut receipt, to_zero, (&mut prologue, commands));
+        self.clock.receipts().issue(&mut receipt, (&mut prologue, commands));
         for filling in self.reads_elsewhere.drain(..) {
             filling.begin_elsewhere(&mut prologue);
             filling.map_after(commands);
@@ -356,15 +363,21 @@ impl Drop for Scope {
         let (to_zero, chunks) = self.recording.forget();
         self.table().put_back(self.id, to_zero);
         let may_be_used = self.end == End::Dropped && self.table().is_used_elsewhere(self.id);
-        if cfg!(debug_assertions) && may_be_used && !self.shared().is_lost() {
-            let call = "drop a scope whose buffers may be in another encoder: use its prologue";
-            self.shared().note(DeviceError::new(Why::NotSubmitted, call));
-        }
         chunks.into_iter().for_each(Chunk::give_back);
         // What commands of the program read is not used again, unless they were submitted here.
         let uses_elsewhere = self.uploads_elsewhere;
         let serves = |chunk: &Unmapped| !(uses_elsewhere && chunk.is_elsewhere());
         self.placed.drain(..).filter(serves).for_each(|chunk| chunk.map_again(None));
         self.clock.close(self.id);
+        // Last, since the closure of the program may panic.
+        if cfg!(debug_assertions) && may_be_used && !self.shared().is_lost() {
+            let call = "drop a scope whose buffers may be in another encoder: use its prologue";
+            self.shared().note(DeviceError::new(Why::NotSubmitted, call));
+        }
     }
+}
+
+fn refused_frame() -> DeviceError {
+    let call = "submit commands that wgpu refuses (`WgpuAllocator::on_refused` is told why)";
+    DeviceError::new(Why::NotSubmitted, call)
 }

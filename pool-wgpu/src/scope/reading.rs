@@ -6,6 +6,7 @@ use crate::readback::ReadBack;
 use crate::readbacks::{Filling, ReadBacks};
 use crate::view::{BufferPart, Place};
 use pool_core::{DeviceError, Why};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use wgpu::{BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder};
 
 impl Scope {
@@ -50,7 +51,7 @@ impl Scope {
         offset: u64,
         bytes: u64,
     ) -> Result<ReadBack, DeviceError> {
-        self.may_record_with(from.place().buffer)?;
+        self.may_record_with(&from.place())?;
         let (back, place) = (self.begin_read(through, from, offset, bytes, false)?, from.place());
         copy_back(self.own_encoder(), &place, offset, &back);
         Ok(back)
@@ -99,7 +100,8 @@ impl Scope {
     ) -> Result<ReadBack, DeviceError> {
         let back = self.begin_read(through, from, offset, bytes, true)?;
         // The program's commands have the buffer from now on.
-        self.table().lend(self.id, from.place().buffer);
+        let place = from.place();
+        self.table().lend(self.id, place.buffer, &place.bytes_of_buffer());
         copy_back(commands, &from.place(), offset, &back);
         self.sign_read(commands, &back);
         Ok(back)
@@ -143,11 +145,14 @@ impl Scope {
         bytes: u64,
         elsewhere: bool,
     ) -> Result<ReadBack, DeviceError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Relaxed);
         let words = bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
         // Commands of the program copy the nonce behind the bytes.
         let needed = if elsewhere { words + Nonce::BYTES } else { words };
         let reads = if elsewhere { &mut self.reads_elsewhere } else { &mut self.reads };
         let back = |filling: &Filling, at| ReadBack {
+            number,
             chunk: filling.chunk.clone(),
             at,
             bytes,

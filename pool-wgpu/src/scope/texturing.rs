@@ -1,6 +1,6 @@
 //! Texels on their way into textures and out of them.
 
-use super::Scope;
+use super::{Scope, too_early};
 use crate::readback::ReadBack;
 use crate::readbacks::ReadBacks;
 use crate::recording::Texels;
@@ -14,15 +14,16 @@ use wgpu::{
 
 impl Scope {
     /// Writes texels into a texture in the order of this scope, as `Queue::write_texture` does with the
-    /// same arguments: `layout` says how the texels lie in `data`. They go through the scope's staging
-    /// memory, which is used again. With an encoder of the program's own they are there ahead of all
-    /// commands; [`Scope::upload_texture_in`] writes between them.
+    /// same arguments: `layout` says how the texels lie in `data`, without gaps where it says nothing. They
+    /// go through the scope's staging memory, which is used again. With an encoder of the program's own they
+    /// are there ahead of all commands; [`Scope::upload_texture_in`] writes between them.
     ///
     /// # Errors
     ///
     /// Where wgpu would refuse the whole submission: [`Why::Unsupported`](pool_core::Why::Unsupported) for a
     /// texture without `COPY_DST` and a format without copies,
-    /// [`Why::OutOfRange`](pool_core::Why::OutOfRange) outside of the texture and for too few bytes,
+    /// [`Why::OutOfRange`](pool_core::Why::OutOfRange) outside of the texture, for too few bytes, and for a
+    /// layout whose rows or images overlap,
     /// [`Why::Unaligned`](pool_core::Why::Unaligned) within a block of a compressed format. Otherwise as for
     /// [`Scope::upload`].
     ///
@@ -71,6 +72,7 @@ impl Scope {
     ) -> Result<(), DeviceError> {
         if let Some((chunk, staged)) = self.stage_texels(through, &to, (data, layout), size)? {
             self.recording.upload_texels(chunk, staged, Texels::of(&to), size);
+            self.table().use_texture(self.id, to.texture);
         }
         Ok(())
     }
@@ -93,7 +95,7 @@ impl Scope {
             chunk.elsewhere = true;
             let from = TexelCopyBufferInfo { buffer: &chunk.buffer, layout };
             commands.copy_buffer_to_texture(from, to, size);
-            self.table().lend(self.id, to.texture);
+            self.table().lend_texture(self.id, to.texture);
             self.uploads_elsewhere = true;
         }
         Ok(())
@@ -113,8 +115,11 @@ impl Scope {
         from: TexelCopyTextureInfo<'_>,
         size: Extent3d,
     ) -> Result<ReadBack, DeviceError> {
-        self.may_record_with(from.texture)?;
+        if self.table().is_texture_elsewhere(self.id, from.texture) {
+            return Err(too_early());
+        }
         let back = self.begin_read_of_texels(through, &from, size, false)?;
+        self.table().use_texture(self.id, from.texture);
         copy_texels(self.own_encoder(), from, size, &back);
         Ok(back)
     }
@@ -132,7 +137,7 @@ impl Scope {
         size: Extent3d,
     ) -> Result<ReadBack, DeviceError> {
         let back = self.begin_read_of_texels(through, &from, size, true)?;
-        self.table().lend(self.id, from.texture);
+        self.table().lend_texture(self.id, from.texture);
         copy_texels(commands, from, size, &back);
         self.sign_read(commands, &back);
         Ok(back)
@@ -150,10 +155,10 @@ impl Scope {
         self.may_stage(through)?;
         let rows = Rows::of(to, size, TextureUsages::COPY_DST)?;
         let bytes = rows.staged_bytes();
+        let places = rows.places(&layout, data.len())?;
         if bytes == 0 {
             return Ok(None);
         }
-        let places = rows.places(&layout, data.len())?;
         let write = |mut memory: WriteOnly<'_, [u8]>| {
             for (at, staged) in places {
                 let row = &data[at..at + rows.row_bytes()];

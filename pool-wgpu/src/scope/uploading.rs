@@ -100,13 +100,7 @@ impl Scope {
         let place = to.place();
         let range = self.may_upload(through, &place, offset, bytes)?;
         let at = range.start;
-        if self.table().is_recorded_elsewhere(self.id, place.buffer)
-            && self.recording.uploads_to(place.buffer, &range)
-        {
-            let call =
-                "upload twice to the same bytes ahead of the program's commands: `upload_in`";
-            return Err(DeviceError::new(Why::Unsupported, call));
-        }
+        self.may_write_ahead(place.buffer, &range)?;
         if bytes == 0 {
             return Ok(write(WriteOnly::from_mut(&mut [])));
         }
@@ -167,7 +161,7 @@ impl Scope {
         let write = |memory: WriteOnly<'_, [u8]>| fill(memory, data);
         let (chunk, start, ()) = self.stage(&through.0, words, COPY_BUFFER_ALIGNMENT, write)?;
         // The program's commands have the buffer from now on.
-        self.table().lend(self.id, place.buffer);
+        self.table().lend(self.id, place.buffer, &place.bytes_of_buffer());
         let chunk = self.recording.chunk_mut(chunk);
         chunk.elsewhere = true;
         let from = &chunk.buffer;
@@ -196,7 +190,7 @@ impl Scope {
         buffer: &Buffer,
         range: &Range<u64>,
     ) -> Result<(), DeviceError> {
-        if self.table().is_recorded_elsewhere(self.id, buffer)
+        if self.table().is_recorded_elsewhere(self.id, buffer, range)
             && self.recording.uploads_to(buffer, range)
         {
             let call =
@@ -206,7 +200,8 @@ impl Scope {
         Ok(())
     }
 
-    /// Flushes an eager scope whose chunk is full.
+    /// Flushes an eager scope whose chunk is full. Commands that wgpu refuses do not keep the upload from its
+    /// place: the end of the scope tells of them.
     pub(super) fn make_room(
         &mut self,
         through: &Uploads,
@@ -214,7 +209,10 @@ impl Scope {
         alignment: u64,
     ) -> Result<(), DeviceError> {
         if self.eager && !self.recording.has_room(&through.0, bytes, alignment) {
-            self.flush()?;
+            return match self.flush() {
+                Err(error) if error.why != Why::NotSubmitted => Err(error),
+                _ => Ok(()),
+            };
         }
         Ok(())
     }

@@ -35,10 +35,25 @@ fn sampled(device: &WgpuAllocator) -> BindGroupLayout {
     layout(device, ty, None)
 }
 
+/// A layout of one binding for storage.
+pub(crate) fn layout_of_storage(device: &WgpuAllocator) -> BindGroupLayout {
+    storage(device, false)
+}
+
+/// A layout of one binding for a texture.
+pub(crate) fn layout_of_textures(device: &WgpuAllocator) -> BindGroupLayout {
+    sampled(device)
+}
+
 fn texture(device: &WgpuAllocator) -> Texture {
+    texture_of(device, 64)
+}
+
+/// A texture of so many texels on each side.
+pub(crate) fn texture_of(device: &WgpuAllocator, side: u32) -> Texture {
     device.device().create_texture(&TextureDescriptor {
         label: None,
-        size: wgpu::Extent3d { width: 64, height: 64, depth_or_array_layers: 1 },
+        size: wgpu::Extent3d { width: side, height: side, depth_or_array_layers: 1 },
         mip_level_count: 1,
         sample_count: 1,
         dimension: wgpu::TextureDimension::D2,

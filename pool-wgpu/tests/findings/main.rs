@@ -1,20 +1,27 @@
-//! A test for each finding of the second audit of November 2026: what programs that know wgpu do, and
-//! what they must not see.
+//! What programs that know wgpu do, and what they must not see.
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests; what did not run says so")]
 
+mod apart;
 mod callbacks;
 mod destroyed;
 mod groups;
 mod kept;
+mod lost;
+mod passes;
 #[path = "../present/mod.rs"]
 mod present;
 mod random;
+mod tables;
 mod textures;
+mod told;
 mod uploads;
+mod waits;
 
-use pool_core::KIB;
+use pool_core::{KIB, PooledBuffer};
 use pool_wgpu::{Unpooled, WgpuAllocator};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages, CommandEncoder};
+
+type Pooled = PooledBuffer<WgpuAllocator>;
 
 /// A buffer that no pool has.
 fn own(device: &WgpuAllocator, bytes: u64) -> Buffer {
@@ -24,6 +31,13 @@ fn own(device: &WgpuAllocator, bytes: u64) -> Buffer {
         usage: BufferUsages::COPY_SRC | BufferUsages::COPY_DST | BufferUsages::STORAGE,
         mapped_at_creation: false,
     })
+}
+
+/// One of 1 KiB that shows a byte.
+fn filled(device: &WgpuAllocator, byte: u8) -> Buffer {
+    let buffer = own(device, KIB);
+    device.queue().write_buffer(&buffer, 0, &[byte; 1024]);
+    buffer
 }
 
 /// An encoder of the program's own.

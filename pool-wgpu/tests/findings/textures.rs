@@ -110,6 +110,12 @@ fn texels_that_do_not_fit_are_refused() {
     let mut below = place;
     below.mip_level = 1;
     assert_eq!(upload(below, &data, layout, whole), Err(Why::OutOfRange));
+    // Texels instead of bytes: wgpu says the same of `Queue::write_texture`.
+    for (bytes_per_row, rows_per_image) in [(8, None), (0, None), (31, None), (32, Some(7))] {
+        let bytes_per_row = Some(bytes_per_row);
+        let overlaps = TexelCopyBufferLayout { offset: 0, bytes_per_row, rows_per_image };
+        assert_eq!(upload(place, &data, overlaps, whole), Err(Why::OutOfRange), "{overlaps:?}");
+    }
     let none = Extent3d { width: 0, ..whole };
     assert_eq!(upload(place, &[], layout, none), Ok(()));
     let usage = TextureUsages::TEXTURE_BINDING;
@@ -137,7 +143,7 @@ fn staging_memory_for_copies_needs_no_feature() {
 fn a_texture_serves_who_comes_behind_its_last_use() {
     for device in devices() {
         let textures = device.textures();
-        device.forget_after(16);
+        textures.forget_after(16);
         let descriptor = described((16, 16, 1), TextureFormat::Rgba8Unorm);
         let (first, second) = (device.scope(), device.scope());
         let taken = first.take_texture(&textures, &descriptor).unwrap();
