@@ -19,13 +19,13 @@
 //!
 //! Like the pages, no list is waited for while another thread forks. A request is then refused, and
 //! a block that comes back is linked to those that the next thread takes in which has the lock. A
-//! fork writes to each lock that a thread ever took, so the locks are on few pages.
+//! fork writes to one word for all classes.
 #![expect(unsafe_code, reason = "what a lock guards is not beside it")]
 
 mod list;
 
 use crate::class::{CLASSES, Class};
-use crate::pages::lock::ForkLock;
+use crate::pages::lock::Gate;
 use crate::pages::span::span_bytes;
 use crate::pages::{Pages, end_once_for};
 use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -100,14 +100,13 @@ impl Batch {
 
 /// The free blocks of all classes. Those on pages only: blocks of an inner allocator go back to it.
 ///
-/// What a fork writes to comes first, on few pages.
+/// What a fork writes to comes first.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Depot {
+    /// Before the locks of all lists. It is read where a list is used, so its cache line has nothing else.
+    gate: Gate,
     lists: [ClassList; CLASSES],
-    /// Held where a class is used for the first time, so that a fork holds the locks of used classes
-    /// only.
-    beginning: ForkLock<()>,
     /// The bytes of recent blocks that all classes together may have by their caps.
     room: AtomicUsize,
     /// The most that it may become by the cached limit.
@@ -128,7 +127,7 @@ impl Depot {
         Self {
             lists: [const { ClassList::new() }; CLASSES],
             recent,
-            beginning: ForkLock::new(()),
+            gate: Gate::new(),
             room: AtomicUsize::new(0),
             most: AtomicUsize::new(0),
             ages: AtomicUsize::new(CLASSES),
@@ -169,10 +168,7 @@ impl Depot {
         work: impl FnOnce(&mut Locked<'_>) -> R,
     ) -> Option<R> {
         let list = self.list(class);
-        if !list.is_used.load(Relaxed) {
-            self.beginning.enter(|()| list.is_used.store(true, Relaxed))?;
-        }
-        let (result, invalid) = list.inside.enter(|inside| {
+        let (result, invalid) = self.gate.enter(&list.inside, |inside| {
             // SAFETY: this thread holds the lock of the class, and no other place makes a reference.
             let recent = unsafe { &mut *self.recent[class.number()].0.get() };
             let mut held = Locked { class, inside, recent, pages };
@@ -219,10 +215,13 @@ impl Depot {
     }
 
     /// Lets a class have so many recent blocks more than it has, as far as a class may. Returns false
-    /// if all classes together have no room for that.
+    /// if all classes together have no room for that. The first are a whole batch.
     #[expect(clippy::cast_possible_truncation, reason = "at most RECENT")]
     fn widen(&self, held: &mut Locked<'_>, more: usize) -> bool {
         let cap = held.inside.cap as usize;
+        if cap == 0 && more < batch_len(held.class) {
+            return true; // few blocks, and far between: their array would be a page
+        }
         let next = (held.len() + more).min(at_most(RECENT, RECENT_BYTES, held.class));
         if next <= cap {
             return true;
@@ -361,19 +360,17 @@ impl Depot {
         self.list(class).cacheless.each_ref().map(|count| count.load(Relaxed))
     }
 
-    /// Takes the locks of all used classes before a fork, so that the child finds the lists whole.
+    /// Has no thread in any list before a fork, so that the child finds the lists whole.
     pub(crate) fn before_fork(&self) {
-        self.beginning.before_fork();
-        self.used().for_each(|list| list.inside.before_fork());
+        self.gate.before_fork(self.lists.iter().map(|list| &list.inside));
     }
 
-    /// Releases the locks after a fork, in the parent.
+    /// Lets threads in after a fork, in the parent.
     pub(crate) fn after_fork(&self) {
-        self.used().for_each(|list| list.inside.after_fork(|_| ()));
-        self.beginning.after_fork(|()| ());
+        self.gate.after_fork();
     }
 
-    /// Releases the locks after a fork, in the child.
+    /// Lets threads in after a fork, in the child.
     ///
     /// Blocks that came during the fork are lost to it: the program may have told the system to give
     /// a child not the pages through which they are linked.
@@ -384,11 +381,6 @@ impl Depot {
                 list.late.store(ptr::null_mut(), Relaxed);
             }
         }
-        self.used().for_each(|list| list.inside.in_child(|_| ()));
-        self.beginning.in_child(|()| ());
-    }
-
-    fn used(&self) -> impl Iterator<Item = &ClassList> {
-        self.lists.iter().filter(|list| list.is_used.load(Relaxed))
+        self.gate.in_child(self.lists.iter().map(|list| &list.inside));
     }
 }

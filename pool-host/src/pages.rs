@@ -78,9 +78,11 @@ const CHILD_DROPS_FROM: usize = 1 << 20;
 const NOWHERE: *mut u8 = ptr::without_provenance_mut(1 << (usize::BITS - 1));
 
 /// Allocator of large blocks on pages.
+///
+/// What a fork writes to comes last.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Pages {
-    inside: ForkLock<Heap>,
     deferred: Deferred,
     slots: Slots,
     range: PageRange,
@@ -108,6 +110,7 @@ pub(crate) struct Pages {
     lends_from: AtomicU64,
     /// The most bytes of addresses that the range may have.
     most: AtomicUsize,
+    inside: ForkLock<Heap>,
 }
 
 /// Where the range and its map are. Each free reads this, and it changes with the range only: it has
@@ -153,6 +156,9 @@ pub(crate) struct PagesStats {
 }
 
 impl Pages {
+    /// The first byte that a fork writes to, in bytes from the start.
+    pub(crate) const LOCK_AT: usize = std::mem::offset_of!(Self, inside) + ForkLock::<Heap>::OWNER_AT;
+
     /// Creates pages without a range. The first request reserves it.
     pub(crate) const fn new() -> Self {
         Self {
@@ -185,16 +191,22 @@ impl Pages {
     /// Runs `work` under the lock, after what was deferred. Returns `None` if another thread forks.
     fn enter<R>(&self, work: impl FnOnce(&mut Heap) -> R) -> Option<R> {
         self.inside.enter(|inside| {
-            if self.deferred.is_any() {
-                self.do_deferred(inside);
-            }
+            self.do_deferred(inside);
             work(inside)
         })
     }
 
-    /// Does the work that calls deferred during a fork.
-    #[cold]
+    /// Does the work that calls deferred during a fork, if there is any.
+    #[inline]
     fn do_deferred(&self, inside: &mut Heap) {
+        // A read copies no page after a fork.
+        if self.deferred.is_any() {
+            self.do_all_deferred(inside);
+        }
+    }
+
+    #[cold]
+    fn do_all_deferred(&self, inside: &mut Heap) {
         for (first, what) in self.deferred.take(|first| self.links(first as usize)) {
             self.release(inside, first, what);
         }

@@ -7,7 +7,7 @@ use crate::pages::Pages;
 use crate::pages::lock::ForkLock;
 use crate::pages::span::Spans;
 use crate::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
+    AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
 use std::cell::UnsafeCell;
@@ -15,7 +15,7 @@ use std::ptr;
 
 /// The recent blocks of a class, the newest last. Whoever holds the lock of the class owns them.
 ///
-/// They are not beside the lock, which each fork writes to: it would copy a page for each class.
+/// They are not beside the lock: a fork reads all locks.
 #[derive(Debug)]
 pub(super) struct Recent(pub(super) UnsafeCell<[*mut u8; RECENT]>);
 
@@ -39,11 +39,9 @@ pub(super) struct ClassList {
     pub(super) spans: AtomicU32,
     pub(super) recent: AtomicU32,
     pub(super) cap: AtomicU32,
-    /// Whether a thread has taken the lock, or is about to for the first time.
-    pub(super) is_used: AtomicBool,
 }
 
-const _: () = assert!(size_of::<ClassList>() == 128, "each fork copies four pages of locks");
+const _: () = assert!(size_of::<ClassList>() == 128, "each fork reads all locks");
 
 /// What the lock of a class guards beside [`Recent`].
 #[derive(Debug)]
@@ -144,7 +142,6 @@ impl ClassList {
             spans: AtomicU32::new(0),
             recent: AtomicU32::new(0),
             cap: AtomicU32::new(0),
-            is_used: AtomicBool::new(false),
         }
     }
 

@@ -5,6 +5,10 @@
 //! one of them may allocate.
 #![expect(unsafe_code, reason = "a lock hands out what it guards")]
 
+mod gate;
+
+pub(crate) use gate::Gate;
+
 use crate::sync::atomic::{
     AtomicU32, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::SeqCst,
@@ -31,8 +35,12 @@ const LOST: usize = usize::MAX;
 ///
 /// A signal handler may fork while its own thread is inside. The handler's requests are refused then,
 /// in the child too, where the interrupted code goes on once the handler returns.
+///
+/// What a fork writes to comes last.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct ForkLock<T> {
+    value: UnsafeCell<T>,
     /// Number of the thread that has the lock, or [`NOBODY`]. The exchange that takes the lock
     /// stores it, so a signal handler never finds its own thread's lock without it.
     ///
@@ -40,14 +48,13 @@ pub(crate) struct ForkLock<T> {
     /// `in_child` runs there. The thread may enter meanwhile, because other fork handlers allocate.
     /// [`LOST`] in a child that can never have the lock.
     owner: AtomicUsize,
+    /// Forks that the thread which forks makes in its fork handlers, one inside the other.
+    nested: AtomicUsize,
     /// 1 if a thread may sleep until the owner changes. Who stores that tries to take the lock
     /// afterwards, and who frees the lock reads it afterwards, so one of the two sees the other.
     awaited: AtomicU32,
-    /// Forks that the thread which forks makes in its fork handlers, one inside the other.
-    nested: AtomicUsize,
-    /// [`forks`] when a thread last entered; 0 before.
+    /// [`forks`] when a thread last entered; 0 before, and in a child that a handler has seen.
     generation: AtomicU32,
-    value: UnsafeCell<T>,
 }
 
 // SAFETY: only the thread that holds the lock reaches the value, in `enter` and `after_fork`;
@@ -55,6 +62,9 @@ pub(crate) struct ForkLock<T> {
 unsafe impl<T: Send> Sync for ForkLock<T> {}
 
 impl<T> ForkLock<T> {
+    /// The first byte that a fork writes to, in bytes from the start.
+    pub(super) const OWNER_AT: usize = std::mem::offset_of!(Self, owner);
+
     /// Creates an unlocked value.
     pub(crate) const fn new(value: T) -> Self {
         Self {
@@ -207,7 +217,8 @@ impl<T> ForkLock<T> {
     /// Does what [`ForkLock::after_fork`] does, in the child. If another thread of the parent had
     /// the lock, no thread of the child ever gets it.
     pub(crate) fn in_child(&self, work: impl FnOnce(&mut T)) {
-        self.generation.store(forks(), Relaxed);
+        // No thread of this process has entered. To ask for the number of the process would copy a page.
+        self.generation.store(0, Relaxed);
         let (own, owner) = (system::thread_identity(), self.owner.load(Relaxed));
         if owner == own | FORKS {
             self.after_fork(work);

@@ -36,9 +36,9 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// A cache of freed blocks: the thread caches, the depot and the pages.
 ///
-/// What a fork writes to is on few pages.
+/// What a fork writes to is on one page: the end of `pages`, `thread_caches` and the begin of `depot`.
 #[derive(Debug)]
-#[repr(C)]
+#[repr(C, align(4096))]
 pub(crate) struct Cache {
     /// The most bytes that one thread cache may hold.
     thread_limit: AtomicUsize,
@@ -52,6 +52,11 @@ pub(crate) struct Cache {
     pub(crate) thread_caches: ThreadCaches,
     pub(crate) depot: Depot,
 }
+
+const _: () = {
+    let first = std::mem::offset_of!(Cache, pages) + Pages::LOCK_AT;
+    assert!(first / 4096 == (std::mem::offset_of!(Cache, depot) + 64) / 4096, "a fork copies one page");
+};
 
 /// Counters of the slow path. They have their own cache lines, so that a slow request does not
 /// invalidate a line that hits read.

@@ -78,6 +78,11 @@ fn a_fork_of_a_small_program_copies_few_pages() {
 }
 
 #[test]
+fn a_worker_with_few_free_blocks_of_each_size_has_few_pages_for_itself() {
+    check("small_workers.c", &[]);
+}
+
+#[test]
 fn fork_handlers_may_take_locks_under_which_threads_allocate() {
     let registers = compiled("registers.c", &["-shared", "-fPIC"]);
     let registers = registers.display().to_string();

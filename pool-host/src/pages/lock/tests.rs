@@ -94,3 +94,62 @@ fn a_signal_handler_may_fork_while_the_lock_is_given_up_after_a_fork() {
         lock.enter(|value| *value) == Some(2)
     }));
 }
+
+/// A thread that comes while another forks is refused, and leaves its lock; the thread that forks may
+/// enter meanwhile.
+#[test]
+fn a_shut_gate_refuses_all_but_the_thread_that_forks() {
+    let (gate, locks) = (Gate::new(), [ForkLock::new(1), ForkLock::new(2)]);
+    gate.before_fork(locks.iter());
+    let other = |lock: &ForkLock<u32>| gate.enter(lock, |value| *value);
+    let others = std::thread::scope(|scope| {
+        scope.spawn(|| locks.each_ref().map(other)).join().unwrap_or([Some(0); 2])
+    });
+    assert_eq!(others, [None, None]);
+    assert_eq!(locks.each_ref().map(other), [Some(1), Some(2)], "its own fork handlers");
+    gate.after_fork();
+    let others = std::thread::scope(|scope| {
+        scope.spawn(|| locks.each_ref().map(other)).join().unwrap_or([None; 2])
+    });
+    assert_eq!(others, [Some(1), Some(2)]);
+}
+
+/// A fork begins when the threads that were inside have left, and no thread enters from then on.
+#[test]
+fn a_fork_waits_for_what_is_under_the_locks_of_its_gate() {
+    let (gate, lock) = (Gate::new(), ForkLock::new(0_u32));
+    let (is_inside, may_leave) = (std::sync::Barrier::new(2), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            gate.enter(&lock, |value| {
+                is_inside.wait();
+                // Until the other has shut the gate, and is about to wait.
+                while gate.0.owner.load(SeqCst) & FORKS == 0 {
+                    std::hint::spin_loop();
+                }
+                may_leave.store(1, SeqCst);
+                *value = 1;
+            });
+        });
+        is_inside.wait();
+        gate.before_fork(std::iter::once(&lock));
+        assert_eq!(may_leave.load(SeqCst), 1);
+        assert_eq!(gate.enter(&lock, |value| *value), Some(1), "whole");
+        gate.after_fork();
+    });
+}
+
+/// A thread that was about to find the gate shut has a lock in the child, under which it did nothing.
+#[test]
+fn a_child_has_the_locks_that_threads_were_about_to_leave() {
+    const OTHER: usize = 2;
+    let (gate, lock) = (Gate::new(), ForkLock::new(7_u32));
+    gate.before_fork(std::iter::once(&lock));
+    assert!(lock.try_hold(OTHER));
+    gate.in_child(std::iter::once(&lock));
+    assert_eq!(gate.enter(&lock, |value| *value), Some(7));
+    // Without a gate that was shut, the thread may have been at work.
+    assert!(lock.try_hold(OTHER));
+    gate.in_child(std::iter::once(&lock));
+    assert_eq!(gate.enter(&lock, |value| *value), None);
+}

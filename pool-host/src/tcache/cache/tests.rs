@@ -195,12 +195,30 @@ fn no_block_has_two_owners_and_all_bytes_are_counted_at_each_step() {
 fn of_the_blocks_that_all_threads_share_the_newest_serves_first() {
     let below = Below::new(usize::MAX);
     let cache = cache(64 * MIB, MIB);
-    let blocks: Vec<_> = (0..3).map(|_| allocate(&cache, None, 20 * KIB, &below)).collect();
-    for block in &blocks {
-        free(&cache, None, 20 * KIB, *block, &below);
-    }
+    let class = class(20 * KIB);
+    let count = batch_len(class);
+    let blocks: Vec<_> = (0..count).map(|_| allocate(&cache, None, 20 * KIB, &below)).collect();
+    let mut batch = Batch::EMPTY;
+    blocks.iter().for_each(|block| batch.add(*block));
+    cache.depot.put(class, &batch, &cache.pages);
     for block in blocks.iter().rev() {
         assert_eq!(allocate(&cache, None, 20 * KIB, &below), *block);
+    }
+}
+
+/// A class has an array of recent blocks once a whole batch of them came: fewer are in their spans,
+/// so that a program with a few blocks of each size does not touch a page for each.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no pages of ours")]
+fn few_blocks_of_a_class_go_to_their_spans() {
+    let below = Below::new(usize::MAX);
+    let cache = cache(64 * MIB, MIB);
+    let class = class(20 * KIB);
+    for (count, recent) in [(batch_len(class) - 1, 0), (batch_len(class), batch_len(class))] {
+        let mut batch = Batch::EMPTY;
+        (0..count).for_each(|_| batch.add(allocate(&cache, None, 20 * KIB, &below)));
+        cache.depot.put(class, &batch, &cache.pages);
+        assert_eq!(cache.depot.recent_bytes(class), recent * class.bytes());
     }
 }
 
