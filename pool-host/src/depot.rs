@@ -362,9 +362,14 @@ impl Depot {
     }
 
     /// Takes the locks of all used classes before a fork, so that the child finds the lists whole.
-    pub(crate) fn before_fork(&self) {
-        self.beginning.before_fork();
-        self.used().for_each(|list| list.inside.before_fork());
+    ///
+    /// A signal handler may have interrupted its own thread where that has the lock of the pages. The
+    /// background thread may wait for that with the lock of a class, which is not awaited then: the child
+    /// does without the class.
+    pub(crate) fn before_fork(&self, pages: &Pages) {
+        let waits = !pages.is_inside();
+        self.beginning.before_fork(waits);
+        self.used().for_each(|list| list.inside.before_fork(waits));
     }
 
     /// Releases the locks after a fork, in the parent.

@@ -192,6 +192,12 @@ impl Pages {
         })
     }
 
+    /// Runs `work` under the lock.
+    #[cfg(test)]
+    pub(crate) fn holding(&self, work: impl FnOnce()) {
+        self.enter(|_| work());
+    }
+
     /// Does the work that calls deferred during a fork.
     #[cold]
     fn do_deferred(&self, inside: &mut Heap) {
@@ -501,7 +507,12 @@ impl Pages {
 
     /// Takes the lock before a fork, so that the child finds the runs consistent.
     pub(crate) fn before_fork(&self) {
-        self.inside.before_fork();
+        self.inside.before_fork(true);
+    }
+
+    /// Returns whether the caller has the lock, or has interrupted code of its own thread that has it.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.inside.is_inside()
     }
 
     /// Releases the lock after a fork, in the parent.

@@ -28,7 +28,7 @@ fn forks_in_handler(lock: &ForkLock<u32>, in_handler: impl FnOnce(&ForkLock<u32>
     let mut is_well = true;
     let interrupted = lock.enter(|value| {
         *value = 1;
-        lock.before_fork();
+        lock.before_fork(true);
         is_well = holds_in_child(|| {
             lock.in_child(|value| *value = 3);
             in_handler(lock)
@@ -55,7 +55,7 @@ fn a_child_of_a_signal_handler_has_the_lock_when_the_interrupted_code_is_done() 
         let lock = ForkLock::new(0);
         let (parent, mut is_child) = (std::process::id(), false);
         let done = lock.enter(|value| {
-            lock.before_fork();
+            lock.before_fork(true);
             // SAFETY: both use only the lock and system calls.
             let child = unsafe { libc::fork() };
             is_child = child == 0;
@@ -84,13 +84,46 @@ fn a_signal_handler_may_fork_while_the_lock_is_given_up_after_a_fork() {
     let _alone = with_forks();
     assert!(holds_in_child(|| {
         let lock = ForkLock::new(0);
-        lock.before_fork();
+        lock.before_fork(true);
         lock.after_fork(|value| {
             *value = 1;
-            lock.before_fork();
+            lock.before_fork(true);
             *value += u32::from(lock.enter(|_| ()).is_none());
             lock.after_fork(|_| ());
         });
         lock.enter(|value| *value) == Some(2)
+    }));
+}
+
+/// A thread may wait for one lock while it has another. A handler that has interrupted its own thread with
+/// the first does not wait for the other.
+#[test]
+fn a_fork_in_a_handler_does_not_wait_for_a_thread_that_waits_for_the_interrupted_code() {
+    let _alone = with_forks();
+    assert!(holds_in_child(|| {
+        let (outer, inner, started) = (ForkLock::new(0), ForkLock::new(0), AtomicU32::new(0));
+        let mut is_lost = false;
+        std::thread::scope(|scope| {
+            inner.enter(|value| {
+                scope.spawn(|| {
+                    outer.enter(|value| {
+                        started.store(1, SeqCst);
+                        *value += 1;
+                        inner.enter(|value| *value += 1);
+                    })
+                });
+                while started.load(SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
+                outer.before_fork(!inner.is_inside());
+                is_lost = holds_in_child(|| {
+                    outer.in_child(|_| ());
+                    outer.enter(|_| ()).is_none()
+                });
+                outer.after_fork(|_| ());
+                *value += 1;
+            });
+        });
+        is_lost && outer.enter(|value| *value) == Some(1) && inner.enter(|value| *value) == Some(2)
     }));
 }
