@@ -86,6 +86,13 @@ impl Pages {
         self.is_unmapping.store(true, Relaxed);
     }
 
+    /// Notes a limit on addresses that the program has set (`RLIMIT_AS`), for when the system may not be
+    /// asked any more, and heeds it. `u64::MAX` is none.
+    pub(crate) fn hear_address_limit(&self, bytes: u64) {
+        self.mapping.hear_address_limit(bytes);
+        self.heed_address_limit();
+    }
+
     /// Heeds limits that the program may have set since the last call.
     pub(crate) fn heed_limits(&self) {
         self.heed_data_limit();
