@@ -216,8 +216,9 @@ impl Mapping {
     /// As for [`Mapping::open`].
     unsafe fn permit(&self, start: *mut u8, bytes: usize) -> bool {
         if self.is_quiet() {
+            let is_holed = self.is_holed.load(Relaxed);
             // SAFETY: as the caller says.
-            return unsafe { self.map_anew(start, bytes) } == Forgotten::Open;
+            return !is_holed && unsafe { self.map_anew(start, bytes) } == Forgotten::Open;
         }
         // SAFETY: as the caller says.
         unsafe { kernel::protect(start, bytes, READ_WRITE) }.is_ok()
@@ -230,9 +231,7 @@ impl Mapping {
     /// As for [`Mapping::open`].
     unsafe fn map_anew(&self, start: *mut u8, bytes: usize) -> Forgotten {
         // SAFETY: as the caller says.
-        if !self.is_holed.load(Relaxed)
-            && unsafe { map(start, bytes, READ_WRITE, libc::MAP_FIXED) }.is_some()
-        {
+        if unsafe { map(start, bytes, READ_WRITE, libc::MAP_FIXED) }.is_some() {
             return Forgotten::Open;
         }
         // Before Linux 6.12 a refusal for want of memory leaves a hole. One for want of addresses or

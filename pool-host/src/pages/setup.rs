@@ -64,7 +64,7 @@ impl Pages {
         self.mapping.keep_advice();
     }
 
-    /// Calls the system by `mmap` only from now on, for a program that limits its
+    /// Calls the system by `mmap` and `munmap` only from now on, for a program that limits its
     /// calls to what another allocator needs.
     pub(crate) fn be_quiet(&self) {
         self.mapping.be_quiet();

@@ -102,16 +102,15 @@ fn a_fork_in_a_handler_does_not_wait_for_a_thread_that_waits_for_the_interrupted
     let _alone = with_forks();
     assert!(holds_in_child(|| {
         let (outer, inner, started) = (ForkLock::new(0), ForkLock::new(0), AtomicU32::new(0));
+        let work_in_both = |value: &mut u32| {
+            started.store(1, SeqCst);
+            *value += 1;
+            inner.enter(|value| *value += 1);
+        };
         let mut is_lost = false;
         std::thread::scope(|scope| {
             inner.enter(|value| {
-                scope.spawn(|| {
-                    outer.enter(|value| {
-                        started.store(1, SeqCst);
-                        *value += 1;
-                        inner.enter(|value| *value += 1);
-                    })
-                });
+                scope.spawn(|| outer.enter(work_in_both));
                 while started.load(SeqCst) == 0 {
                     std::thread::yield_now();
                 }

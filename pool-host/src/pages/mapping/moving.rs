@@ -37,6 +37,7 @@ impl Mapping {
     ///
     /// As for [`Mapping::open`], for both places, but for the contents of `from`. They do not
     /// overlap.
+    #[expect(clippy::cast_ptr_alignment, reason = "pages")]
     pub(in crate::pages) unsafe fn transfer(
         &self,
         from: *mut u8,
