@@ -47,11 +47,15 @@ pub(crate) unsafe extern "C" fn prlimit64(
 ) -> c_int {
     // SAFETY: as the caller says.
     let result = unsafe { libc::syscall(libc::SYS_prlimit64, process, resource, limit, before) };
-    let counts = resource == libc::RLIMIT_AS || resource == libc::RLIMIT_DATA;
     // SAFETY: `getpid` has no preconditions.
     let is_own = || process == 0 || process == unsafe { libc::getpid() };
-    if result == 0 && counts && !limit.is_null() && is_own() {
-        HEAP.heed_limits();
+    if result == 0 && !limit.is_null() && is_own() {
+        match resource {
+            // SAFETY: the system has read the limit there.
+            libc::RLIMIT_AS => HEAP.heed_address_limit(unsafe { (*limit).rlim_cur }),
+            libc::RLIMIT_DATA => HEAP.heed_limits(),
+            _ => {}
+        }
     }
     // The system returns an int.
     c_int::try_from(result).unwrap_or(-1)

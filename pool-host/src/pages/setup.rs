@@ -64,7 +64,7 @@ impl Pages {
         self.mapping.keep_advice();
     }
 
-    /// Calls the system by `mmap` only from now on, for a program that limits its
+    /// Calls the system by `mmap` and `munmap` only from now on, for a program that limits its
     /// calls to what another allocator needs.
     pub(crate) fn be_quiet(&self) {
         self.mapping.be_quiet();
@@ -84,6 +84,13 @@ impl Pages {
     /// pages.
     pub(crate) fn unmap_freed_blocks(&self) {
         self.is_unmapping.store(true, Relaxed);
+    }
+
+    /// Notes a limit on addresses that the program has set (`RLIMIT_AS`), for when the system may not be
+    /// asked any more, and heeds it. `u64::MAX` is none.
+    pub(crate) fn hear_address_limit(&self, bytes: u64) {
+        self.mapping.hear_address_limit(bytes);
+        self.heed_address_limit();
     }
 
     /// Heeds limits that the program may have set since the last call.

@@ -85,7 +85,7 @@ fn register(value: &'static ThreadCache) -> bool {
 /// False if the C library has no memory for that: a child could then wait for ever.
 pub(super) fn watch_forks() -> bool {
     extern "C" fn before() {
-        CACHE.depot.before_fork();
+        CACHE.depot.before_fork(&CACHE.pages);
         CACHE.pages.before_fork();
     }
     extern "C" fn in_parent() {

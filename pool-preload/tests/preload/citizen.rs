@@ -95,7 +95,7 @@ fn the_start_leaves_no_error_behind() {
 #[test]
 fn a_limit_on_addresses_that_a_running_program_sets_is_kept() {
     let program = compiled("lowered.c", &["-ldl"]);
-    for way in ["setrlimit", "prlimit", "syscall"] {
+    for way in ["setrlimit", "prlimit", "syscall", "sandbox"] {
         is_done(&run_plain(&program, &[Path::new(way)]));
         for settings in ["", "unmap", "limit=1M,decay=1"] {
             is_done(&run(&program, &[Path::new(way)], settings));
