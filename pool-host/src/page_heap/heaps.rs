@@ -131,6 +131,7 @@ fn watch_forks() -> bool {
         all().for_each(|heap| heap.pages.after_fork());
     }
     extern "C" fn in_child() {
+        pool_core::note_process();
         all().for_each(|heap| heap.pages.in_child());
     }
     #[expect(unsafe_code, reason = "the system is called through C")]

@@ -93,6 +93,7 @@ pub(super) fn watch_forks() -> bool {
         CACHE.depot.after_fork();
     }
     extern "C" fn in_child() {
+        pool_core::note_process();
         let own = thread_cache();
         if is_own(own) && own.is_torn() {
             // Another thread was taking back what this one did not use.

@@ -104,6 +104,15 @@ fn a_limit_on_addresses_that_a_running_program_sets_is_kept() {
 }
 
 #[test]
+fn a_program_that_limits_its_calls_may_set_limits() {
+    let program = compiled("quiet_limits.c", &[]);
+    for arguments in [&[][..], &[Path::new("worker")]] {
+        is_done(&run_plain(&program, arguments));
+        is_done(&run(&program, arguments, ""));
+    }
+}
+
+#[test]
 fn growing_arrays_leave_the_process_its_mappings() {
     as_without("crowded.c", &["", "unmap"]);
 }
