@@ -74,7 +74,7 @@ impl Mapping {
         self.huge.store(true, Relaxed);
     }
 
-    /// Lets what the program did to pages stay when their memory goes back, which is one call of the
+    /// Lets what the program did to pages stay when their memory goes back, which is two calls of the
     /// system in place of three.
     pub(super) fn keep_advice(&self) {
         self.keeps_advice.store(true, Relaxed);
@@ -285,8 +285,8 @@ impl Mapping {
             if unsafe { map(start, bytes, libc::PROT_NONE, libc::MAP_FIXED) }.is_none() {
                 // The system has too many mappings, of which this makes no more.
                 // SAFETY: as the caller says.
-                let advised = unsafe { self.advise(start, bytes, libc::MADV_DONTNEED) };
-                return if advised { Forgotten::Open } else { Forgotten::Not };
+                let emptied = unsafe { self.empty(start, bytes) };
+                return if emptied { Forgotten::Open } else { Forgotten::Not };
             }
             // SAFETY: `map` just mapped these bytes.
             unsafe { self.advise_pages(start, bytes) };
@@ -301,15 +301,18 @@ impl Mapping {
     }
 
     /// Takes the memory behind open addresses, which stay open and read as zeroes. Returns whether the
-    /// system did; it refuses pages that the program has locked. What the program did to them
-    /// otherwise stays. The thread's `errno` is unchanged.
+    /// system did; it refuses pages that the program has locked, and those at which the program has mapped
+    /// a file or shared memory: without memory of their own they would read as that. What the program did
+    /// to them otherwise stays. The thread's `errno` is unchanged.
     ///
     /// # Safety
     ///
     /// As for [`Mapping::open`].
     pub(super) unsafe fn empty(&self, start: *mut u8, bytes: usize) -> bool {
         // SAFETY: as the caller says.
-        system::keeping_errno(|| unsafe { self.advise(start, bytes, libc::MADV_DONTNEED) })
+        let advise = |advice| unsafe { self.advise(start, bytes, advice) };
+        // The first advice is for memory alone that no file has and no other process.
+        system::keeping_errno(|| advise(libc::MADV_FREE) && advise(libc::MADV_DONTNEED))
     }
 
     /// Permits the system to take the memory behind open addresses when it is short, until a thread

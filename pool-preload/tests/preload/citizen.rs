@@ -113,6 +113,15 @@ fn a_program_that_limits_its_calls_may_set_limits() {
 }
 
 #[test]
+fn what_a_program_mapped_inside_of_its_blocks_is_in_no_other() {
+    let program = compiled("mapped.c", &["-fno-builtin"]);
+    is_done(&run_plain(&program, &[]));
+    for settings in ["", "unmap", "limit=1M,decay=1", "background=off"] {
+        is_done(&run(&program, &[], settings));
+    }
+}
+
+#[test]
 fn growing_arrays_leave_the_process_its_mappings() {
     as_without("crowded.c", &["", "unmap"]);
 }
