@@ -229,6 +229,11 @@ impl PageHeap {
         heaps::enter_strict_sandbox();
     }
 
+    /// Has all heaps heed a limit on addresses that the program is about to set.
+    pub(crate) fn expect_address_limit(bytes: u64) {
+        heaps::expect_address_limit(bytes);
+    }
+
     /// Has all heaps heed a limit on addresses that the program has set; `u64::MAX` is none.
     pub(crate) fn hear_address_limit(bytes: u64) {
         heaps::hear_address_limit(bytes);

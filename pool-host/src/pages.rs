@@ -223,6 +223,9 @@ impl Pages {
         if self.deferred.take_reset_peak() {
             inside.need.most = inside.need.live;
         }
+        if let Some(most) = self.deferred.take_most() {
+            self.shorten_inside(inside, most);
+        }
     }
 
     /// Leaves a used run, which the caller owns, to the next thread that has the lock.

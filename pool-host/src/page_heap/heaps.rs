@@ -111,6 +111,11 @@ pub(super) fn enter_strict_sandbox() {
     }
 }
 
+/// Has all heaps heed a limit on addresses that the program is about to set.
+pub(super) fn expect_address_limit(bytes: u64) {
+    all().for_each(|heap| heap.pages.expect_address_limit(bytes));
+}
+
 /// Has all heaps heed a limit on addresses that the program has set.
 pub(super) fn hear_address_limit(bytes: u64) {
     all().for_each(|heap| heap.pages.hear_address_limit(bytes));

@@ -627,6 +627,15 @@ fn a_block_that_cannot_shrink_during_a_fork_keeps_its_contents() {
     assert_eq!((pages.bytes_of(block), pages.stats().used), (MIB, MIB as u64));
 }
 
+/// A limit that is set while another thread forks is heeded when the fork is over.
+#[test]
+fn addresses_go_back_after_a_fork_that_was_in_the_way() {
+    let pages = Pages::new();
+    pages.take(MIB, 1).expect("there is memory");
+    while_this_thread_forks(&pages, || pages.expect_address_limit(64 << 20));
+    assert_eq!(pages.range.bytes.load(Relaxed), 4 << 20);
+}
+
 #[test]
 fn handlers_of_a_fork_may_allocate_and_free() {
     let pages = Pages::new();

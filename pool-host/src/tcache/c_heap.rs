@@ -325,6 +325,15 @@ impl CHeap {
         });
     }
 
+    /// Gives addresses up for a limit that the program is about to set: once it is in force, they count. Call
+    /// [`CHeap::heed_address_limit`] after that, too.
+    pub fn expect_address_limit(&self, bytes: u64) {
+        self.heed(|| {
+            CACHE.pages.expect_address_limit(bytes);
+            PageHeap::expect_address_limit(bytes);
+        });
+    }
+
     fn heed(&self, heed: impl FnOnce()) {
         if self.serves() && !is_vfork_child() {
             system::keeping_errno(heed);

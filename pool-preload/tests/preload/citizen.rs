@@ -104,6 +104,15 @@ fn a_limit_on_addresses_that_a_running_program_sets_is_kept() {
 }
 
 #[test]
+fn a_new_limit_on_addresses_leaves_the_program_its_own() {
+    let program = compiled("own_limits.c", &[]);
+    for way in ["setrlimit", "thread", "vfork", "beside"] {
+        is_done(&run_plain(&program, &[Path::new(way)]));
+        is_done(&run(&program, &[Path::new(way)], ""));
+    }
+}
+
+#[test]
 fn a_program_that_limits_its_calls_may_set_limits() {
     let program = compiled("quiet_limits.c", &[]);
     for arguments in [&[][..], &[Path::new("worker")]] {
