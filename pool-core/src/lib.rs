@@ -48,4 +48,4 @@ pub use ranges::arena::ArenaConfig;
 pub use size::{BucketPolicy, GIB, KIB, MIB};
 #[cfg(pool_counts)]
 pub use sys::counts;
-pub use sys::process::{forks, is_vfork_child, watch_forks};
+pub use sys::process::{forks, is_vfork_child, note_process, stop_asking, watch_forks};

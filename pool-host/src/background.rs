@@ -11,7 +11,7 @@ pub(crate) use thread::{confine, find_least_stack};
 
 use crate::sync::atomic::AtomicU32;
 use crate::system;
-use pool_core::{forks, is_vfork_child, watch_forks};
+use pool_core::{forks, is_vfork_child, stop_asking, watch_forks};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32 as Generation, AtomicU64};
 use std::time::Duration;
@@ -126,12 +126,14 @@ impl Background {
         self.is_forbidden.load(SeqCst)
     }
 
-    /// Has the thread end, waits for that, at most about a second, and starts it no more. The
-    /// thread's `errno` is unchanged. A second call changes nothing, and makes no system call.
+    /// Has the thread end, waits for that, at most about a second, and starts it no more. Nor does this
+    /// process ask for its number again. The thread's `errno` is unchanged. A second call changes nothing,
+    /// and makes no system call.
     pub(crate) fn forbid(&self) {
         if self.is_forbidden.swap(true, SeqCst) {
             return;
         }
+        stop_asking();
         let ends = self.ends.fetch_add(1, Release) + 1;
         let is_there = || self.there.load(SeqCst) == forks();
         if !is_there() && self.number.load(Relaxed) == 0 {

@@ -361,8 +361,13 @@ impl Depot {
     }
 
     /// Has no thread in any list before a fork, so that the child finds the lists whole.
-    pub(crate) fn before_fork(&self) {
-        self.gate.before_fork(self.lists.iter().map(|list| &list.inside));
+    ///
+    /// A signal handler may have interrupted its own thread where that has the lock of the pages. The
+    /// background thread may wait for that with the lock of a class, which is not awaited then: the child
+    /// does without the class.
+    pub(crate) fn before_fork(&self, pages: &Pages) {
+        let waits = !pages.is_inside();
+        self.gate.before_fork(self.lists.iter().map(|list| &list.inside), waits);
     }
 
     /// Lets threads in after a fork, in the parent.

@@ -199,18 +199,23 @@ pub(crate) fn limit(resource: impl TryInto<usize>) -> Option<u64> {
     (known && limit.rlim_cur != libc::RLIM64_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Waits for a word, or wakes those who wait for it.
+/// Waits for a word, or wakes those who wait for it. The word may be at any address.
 ///
 /// # Safety
 ///
 /// `time` is null or an address of a time.
-pub(crate) unsafe fn futex(at: *mut u32, how: c_int, value: u32, time: *const libc::timespec) {
+pub(crate) unsafe fn futex(
+    at: *mut u32,
+    how: c_int,
+    value: u32,
+    time: *const libc::timespec,
+) -> Result<(), c_int> {
     if cfg!(miri) {
         // SAFETY: as the caller says.
-        unsafe { libc::syscall(libc::SYS_futex, at, how, value, time) };
-        return;
+        let result = unsafe { libc::syscall(libc::SYS_futex, at, how, value, time) };
+        return if result < 0 { Err(error()) } else { Ok(()) };
     }
     let (at, time) = (at.expose_provenance(), time.expose_provenance());
     // SAFETY: as the caller says; the system reads the word, or uses its address only.
-    let _ = unsafe { call(libc::SYS_futex, [at, word(how), value as usize, time, 0, 0]) };
+    unsafe { call(libc::SYS_futex, [at, word(how), value as usize, time, 0, 0]) }.map(|_| ())
 }

@@ -216,7 +216,7 @@ impl PageHeap {
     /// another allocator needs. Call it before the filter is in force. Later calls change nothing,
     /// nor does one of a child of `vfork`, whose memory is its parent's.
     ///
-    /// From then on the heaps call the system by `mmap` and `futex` only. The background
+    /// From then on the heaps call the system by `mmap`, `munmap` and `futex` only. The background
     /// thread ends, which this waits for, at most about a second, and starts no more, so pages go
     /// back in calls of the program only.
     pub fn enter_sandbox() {
@@ -227,6 +227,16 @@ impl PageHeap {
     /// (`SECCOMP_MODE_STRICT`): no memory goes back from then on, whichever thread has freed it.
     pub(crate) fn enter_strict_sandbox() {
         heaps::enter_strict_sandbox();
+    }
+
+    /// Has all heaps heed a limit on addresses that the program is about to set.
+    pub(crate) fn expect_address_limit(bytes: u64) {
+        heaps::expect_address_limit(bytes);
+    }
+
+    /// Has all heaps heed a limit on addresses that the program has set; `u64::MAX` is none.
+    pub(crate) fn hear_address_limit(bytes: u64) {
+        heaps::hear_address_limit(bytes);
     }
 
     /// Has all heaps heed limits that the program has set (`setrlimit`).

@@ -157,7 +157,8 @@ pub(crate) struct PagesStats {
 
 impl Pages {
     /// The first byte that a fork writes to, in bytes from the start.
-    pub(crate) const LOCK_AT: usize = std::mem::offset_of!(Self, inside) + ForkLock::<Heap>::OWNER_AT;
+    pub(crate) const LOCK_AT: usize =
+        std::mem::offset_of!(Self, inside) + ForkLock::<Heap>::OWNER_AT;
 
     /// Creates pages without a range. The first request reserves it.
     pub(crate) const fn new() -> Self {
@@ -196,6 +197,12 @@ impl Pages {
         })
     }
 
+    /// Runs `work` under the lock.
+    #[cfg(test)]
+    pub(crate) fn holding(&self, work: impl FnOnce()) {
+        self.enter(|_| work());
+    }
+
     /// Does the work that calls deferred during a fork, if there is any.
     #[inline]
     fn do_deferred(&self, inside: &mut Heap) {
@@ -215,6 +222,9 @@ impl Pages {
         }
         if self.deferred.take_reset_peak() {
             inside.need.most = inside.need.live;
+        }
+        if let Some(most) = self.deferred.take_most() {
+            self.shorten_inside(inside, most);
         }
     }
 
@@ -513,7 +523,12 @@ impl Pages {
 
     /// Takes the lock before a fork, so that the child finds the runs consistent.
     pub(crate) fn before_fork(&self) {
-        self.inside.before_fork();
+        self.inside.before_fork(true);
+    }
+
+    /// Returns whether the caller has the lock, or has interrupted code of its own thread that has it.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.inside.is_inside()
     }
 
     /// Releases the lock after a fork, in the parent.

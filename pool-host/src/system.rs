@@ -265,7 +265,18 @@ pub(crate) fn wait(word: &AtomicU32, value: u32, time: Option<Duration>) {
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let how = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the system reads the word, and `time` if it is not null; both live through the call.
-    keeping_errno(|| unsafe { kernel::futex(word.as_ptr(), how, value, time) });
+    let _ = keeping_errno(|| unsafe { kernel::futex(word.as_ptr(), how, value, time) });
+}
+
+/// Returns whether there is this value at an address, at which there may be nothing, or what no code may
+/// read. It does not change `errno`.
+pub(crate) fn holds(at: *mut u32, value: u32) -> bool {
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let how = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the system reads the word, where it may, and `now`, which lives through the call.
+    let waited = keeping_errno(|| unsafe { kernel::futex(at, how, value, &raw const now) });
+    // It waits, until now, for a word that has the value.
+    !matches!(waited, Err(libc::EAGAIN | libc::EFAULT))
 }
 
 /// Wakes threads that sleep in [`wait`] for a word, at most so many.
@@ -273,7 +284,8 @@ pub(crate) fn wake(word: &AtomicU32, threads: i32) {
     let threads = u32::try_from(threads).unwrap_or(0);
     let how = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the system uses the address of the word only to find who sleeps.
-    keeping_errno(|| unsafe { kernel::futex(word.as_ptr(), how, threads, std::ptr::null()) });
+    let _ =
+        keeping_errno(|| unsafe { kernel::futex(word.as_ptr(), how, threads, std::ptr::null()) });
 }
 
 /// Returns the number of the calling thread.

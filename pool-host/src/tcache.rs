@@ -250,7 +250,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
 
     /// Prepares for a filter of system calls (seccomp) that permits what the inner allocator needs.
     ///
-    /// From then on blocks need `mmap` and `futex` only, beside what the inner allocator
+    /// From then on blocks need `mmap`, `munmap` and `futex` only, beside what the inner allocator
     /// calls. The background thread ends, which this waits for, at most about a second, and starts no
     /// more; the system's memory pressure is not read, and blocks of parked threads stay with them.
     /// Memory goes back in calls of the program only. Call it before the filter is in force. It does the

@@ -45,16 +45,36 @@ pub(crate) unsafe extern "C" fn prlimit64(
     limit: *const libc::rlimit64,
     before: *mut libc::rlimit64,
 ) -> c_int {
+    // SAFETY: as the caller says: the address of a limit, or null.
+    let new = unsafe { limit.as_ref() }.map(|limit| limit.rlim_cur);
+    let addresses = new.filter(|_| resource == libc::RLIMIT_AS);
+    if let Some(bytes) = addresses.filter(|_| process == 0) {
+        // Other threads may map memory at once when the limit is in force.
+        HEAP.expect_address_limit(bytes);
+    }
     // SAFETY: as the caller says.
     let result = unsafe { libc::syscall(libc::SYS_prlimit64, process, resource, limit, before) };
-    let counts = resource == libc::RLIMIT_AS || resource == libc::RLIMIT_DATA;
-    // SAFETY: `getpid` has no preconditions.
-    let is_own = || process == 0 || process == unsafe { libc::getpid() };
-    if result == 0 && counts && !limit.is_null() && is_own() {
-        HEAP.heed_limits();
+    if result == 0 {
+        // To ask whose number that is would take calls which a filter may not permit; and it may be a
+        // thread's.
+        if let Some(bytes) = addresses.filter(|bytes| process == 0 || is_own_limit(*bytes)) {
+            HEAP.heed_address_limit(bytes);
+        }
+        if new.is_some() && resource == libc::RLIMIT_DATA {
+            HEAP.heed_limits();
+        }
     }
     // The system returns an int.
     c_int::try_from(result).unwrap_or(-1)
+}
+
+/// Returns whether this process may have so many bytes of addresses.
+fn is_own_limit(bytes: u64) -> bool {
+    let mut own = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    let (none, place) = (std::ptr::null::<libc::rlimit64>(), &raw mut own);
+    // SAFETY: asks for a limit of this process. `place` is a local variable that may be written.
+    let asked = unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_AS, none, place) };
+    asked == 0 && own.rlim_cur == bytes
 }
 
 /// Does what [`prlimit64`] does. The types are the same where a word has 64 bits.

@@ -29,6 +29,8 @@ static INHERITED: Here = Here { forks: AtomicU32::new(1), process: AtomicU32::ne
 static HERE: AtomicPtr<Here> = AtomicPtr::new((&raw const INHERITED).cast_mut());
 /// The last number of a process. A child inherits it.
 static LAST: AtomicU32 = AtomicU32::new(1);
+/// Whether the number of the process may be asked for.
+static ASKS: AtomicBool = AtomicBool::new(true);
 
 /// Returns a number that differs between a process and each of its ancestors, if [`watch_forks`] was
 /// called before the fork, or a pool was made. It is never 0. A backend whose memory or handles do not
@@ -57,15 +59,34 @@ fn begin(here: &Here) -> u32 {
     // Of two threads that come here at once, the first decides.
     let next = LAST.fetch_add(1, Relaxed) + 1;
     let first = here.forks.compare_exchange(0, next, AcqRel, Acquire);
+    note_process();
     first.err().unwrap_or(next)
 }
 
+/// Notes the number of the process, in a handler of `fork` in the child: the first who asks later may be
+/// a child of `vfork`, which would take its parent for such a child. The first call of [`forks`] does the
+/// same, in a child that no handler has seen.
+pub fn note_process() {
+    if is_mapped() && ASKS.load(Relaxed) {
+        let process = &here().process;
+        if process.load(Relaxed) == 0 {
+            process.store(std::process::id(), Relaxed);
+        }
+    }
+}
+
+/// Makes no system call from now on to find out whether a process is a child of `vfork`, for a program
+/// that limits its calls: [`is_vfork_child`] returns false.
+pub fn stop_asking() {
+    ASKS.store(false, Relaxed);
+}
+
 /// Returns whether this is a child of `vfork`, which uses the memory of its parent. It makes a
-/// system call. False where the parent did not call [`watch_forks`], and where the system cannot
-/// clear a page in a child.
+/// system call. False where the parent did not call [`watch_forks`], where the system cannot
+/// clear a page in a child, and after [`stop_asking`].
 #[must_use]
 pub fn is_vfork_child() -> bool {
-    if !is_mapped() {
+    if !is_mapped() || !ASKS.load(Relaxed) {
         return false;
     }
     let own = std::process::id();
@@ -164,6 +185,22 @@ mod tests {
         assert!(holds_in_child(|| forks() > own && !is_vfork_child()));
         assert!(holds_in_child(|| forks() == forks()));
         assert_eq!(forks(), own);
+    }
+
+    /// The first who asks may be a child of `vfork`.
+    #[test]
+    fn a_child_that_has_looked_knows_its_number() {
+        watch_forks();
+        let knows = || here().process.load(Relaxed) == std::process::id();
+        assert!(holds_in_child(|| !knows() && forks() > 0 && knows()));
+        assert!(holds_in_child(|| {
+            note_process();
+            knows()
+        }));
+        assert!(holds_in_child(|| {
+            stop_asking();
+            forks() > 0 && !knows() && !is_vfork_child() && !knows()
+        }));
     }
 
     #[test]

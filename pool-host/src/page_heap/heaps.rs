@@ -111,6 +111,16 @@ pub(super) fn enter_strict_sandbox() {
     }
 }
 
+/// Has all heaps heed a limit on addresses that the program is about to set.
+pub(super) fn expect_address_limit(bytes: u64) {
+    all().for_each(|heap| heap.pages.expect_address_limit(bytes));
+}
+
+/// Has all heaps heed a limit on addresses that the program has set.
+pub(super) fn hear_address_limit(bytes: u64) {
+    all().for_each(|heap| heap.pages.hear_address_limit(bytes));
+}
+
 /// Has all heaps heed limits that the program has set.
 pub(super) fn heed_limits() {
     all().for_each(|heap| heap.pages.heed_limits());
@@ -126,6 +136,7 @@ fn watch_forks() -> bool {
         all().for_each(|heap| heap.pages.after_fork());
     }
     extern "C" fn in_child() {
+        pool_core::note_process();
         all().for_each(|heap| heap.pages.in_child());
     }
     #[expect(unsafe_code, reason = "the system is called through C")]

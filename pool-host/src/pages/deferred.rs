@@ -94,6 +94,8 @@ pub(super) struct Deferred {
     limit: AtomicUsize,
     decay: AtomicU64,
     resets_peak: AtomicBool,
+    /// The most bytes of addresses that the range may keep; `usize::MAX` for any.
+    most: AtomicUsize,
 }
 
 impl Deferred {
@@ -104,6 +106,7 @@ impl Deferred {
             limit: AtomicUsize::new(0),
             decay: AtomicU64::new(0),
             resets_peak: AtomicBool::new(false),
+            most: AtomicUsize::new(usize::MAX),
         }
     }
 
@@ -112,6 +115,7 @@ impl Deferred {
         self.newest.load(Relaxed) != NONE
             || self.has_settings.load(Relaxed)
             || self.resets_peak.load(Relaxed)
+            || self.most.load(Relaxed) != usize::MAX
     }
 
     /// Adds a used run with its first page and its links. The caller must own the run, and owns it no
@@ -157,6 +161,17 @@ impl Deferred {
     pub(super) fn take_settings(&self) -> Option<(usize, u64)> {
         let has = self.has_settings.swap(false, Acquire);
         has.then(|| (self.limit.load(Relaxed), self.decay.load(Relaxed)))
+    }
+
+    /// Has the range shortened to so many bytes.
+    pub(super) fn shorten(&self, most: usize) {
+        self.most.fetch_min(most, Relaxed);
+    }
+
+    /// Returns the bytes to which the range is to be shortened, and forgets them.
+    pub(super) fn take_most(&self) -> Option<usize> {
+        let most = self.most.swap(usize::MAX, Relaxed);
+        (most != usize::MAX).then_some(most)
     }
 
     /// Has the high-water mark set to what is used when this is done.

@@ -174,15 +174,23 @@ impl<T> ForkLock<T> {
         }
     }
 
-    /// Takes the lock before a fork, for the calling thread. Waits for forks of other threads.
+    /// Returns whether the caller is in `work`, or in a signal handler that has interrupted `work` of
+    /// its own thread.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.owner.load(Relaxed) == system::thread_identity()
+    }
+
+    /// Takes the lock before a fork, for the calling thread. Waits for forks of other threads, and for
+    /// `work` of theirs if `waits` says so.
     ///
     /// Takes nothing in a signal handler that has interrupted `work` of its own thread: to wait for
-    /// that would have no end.
-    pub(crate) fn before_fork(&self) {
+    /// that would have no end. Nor may such a handler wait for another lock under which other threads
+    /// enter this one.
+    pub(crate) fn before_fork(&self, waits: bool) {
         let own = system::thread_identity();
         self.note_process(own);
         if !self.try_hold(own | FORKS) {
-            let ends = |owner: usize| owner & !FORKS == own || owner == LOST;
+            let ends = |owner: usize| !waits || owner & !FORKS == own || owner == LOST;
             if let Err(owner) = self.sleep(own | FORKS, ends) {
                 // A fork handler of this thread forks.
                 self.nested.fetch_add(usize::from(owner == own | FORKS), Relaxed);

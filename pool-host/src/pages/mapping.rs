@@ -1,21 +1,26 @@
 //! The calls to the system that change what lies behind addresses.
 //!
 //! Memory goes back by an `mmap` at its place, because that also ends what the program did to the
-//! pages: protection, locks, policies, advice. Only mappings without access are made so, of which
-//! the system refuses none for want of memory: before Linux 6.12 a refusal left a hole, which the
-//! next `mmap` of another thread might have got.
+//! pages: protection, locks, policies, advice. Unless the program limits its calls, only mappings
+//! without access are made so, of which the system refuses none for want of memory: before Linux 6.12 a
+//! refusal left a hole, which the next `mmap` of another thread might have got.
 //!
 //! A program that limits its own calls to the system permits `mmap` if it allocates at all. Once it
-//! has said that it does so ([`Mapping::be_quiet`]), nothing else is called, and only with arguments
-//! that the C library's functions have too: private memory without a file, without access or readable
-//! and writable, at an address of ours (`MAP_FIXED`) or not.
+//! has said that it does so ([`Mapping::be_quiet`]), nothing else is called, but for `munmap` where
+//! addresses are given up, and only with arguments that the C library's functions have too: private
+//! memory without a file, readable and writable, at an address of ours (`MAP_FIXED`) or not, and without
+//! access at an address of the system's choice. So memory goes back then by one `mmap` that leaves the
+//! addresses open, and what is open stays so.
 //!
 //! A call that is refused may have unmapped its destination. The addresses are reserved again, or
 //! else stay unused for good: another thread may have got them.
 #![expect(unsafe_code, reason = "the system is called through C")]
 
-use super::PAGE;
-use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
+mod moving;
+
+pub(super) use moving::Moved;
+
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use crate::{kernel, system};
 use libc::c_int;
 use std::ptr;
@@ -33,26 +38,15 @@ pub(super) enum Forgotten {
     Not,
 }
 
-/// What became of memory that was to move, and of its destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Moved {
-    /// It moved.
-    Yes,
-    /// Nothing has changed.
-    No,
-    /// It is where it was. The destination must be opened before it is used.
-    Closed,
-    /// It is where it was. The destination may be another's: no code may use it.
-    Lost,
-}
-
 /// How addresses are mapped.
 #[derive(Debug)]
 pub(super) struct Mapping {
     /// Whether blocks may use huge pages.
     huge: AtomicBool,
-    /// Whether the system is called by `mmap` only.
+    /// Whether the system is called by `mmap` and `munmap` only.
     is_quiet: AtomicBool,
+    /// The last limit on addresses that the program was heard to set; `u64::MAX` for none.
+    heard_limit: AtomicU64,
     /// Whether no memory goes back.
     is_silent: AtomicBool,
     /// Whether the system has left a hole that could not be filled: no memory is moved, and after a
@@ -68,6 +62,7 @@ impl Mapping {
         Self {
             huge: AtomicBool::new(false),
             is_quiet: AtomicBool::new(false),
+            heard_limit: AtomicU64::new(u64::MAX),
             is_silent: AtomicBool::new(false),
             is_holed: AtomicBool::new(false),
             keeps_advice: AtomicBool::new(false),
@@ -79,14 +74,17 @@ impl Mapping {
         self.huge.store(true, Relaxed);
     }
 
-    /// Lets what the program did to pages stay when their memory goes back, which is one call of the
+    /// Lets what the program did to pages stay when their memory goes back, which is two calls of the
     /// system in place of three.
     pub(super) fn keep_advice(&self) {
         self.keeps_advice.store(true, Relaxed);
     }
 
-    /// Calls the system by `mmap` only from now on.
+    /// Calls the system by `mmap` and `munmap` only from now on.
     pub(super) fn be_quiet(&self) {
+        if !self.is_quiet() {
+            self.hear_address_limit(system::address_limit_bytes().unwrap_or(u64::MAX));
+        }
         self.is_quiet.store(true, Relaxed);
     }
 
@@ -96,13 +94,23 @@ impl Mapping {
         self.be_quiet();
     }
 
-    /// Returns how many bytes of addresses the process may have; `None` if there is no limit, or the
-    /// system may not be asked.
-    pub(super) fn address_limit(&self) -> Option<u64> {
-        if self.is_quiet() { None } else { system::address_limit_bytes() }
+    /// Notes the limit on addresses that the program has set, for when the system may not be asked;
+    /// `u64::MAX` for none.
+    pub(super) fn hear_address_limit(&self, bytes: u64) {
+        self.heard_limit.store(bytes, Relaxed);
     }
 
-    /// Returns whether the system is called by `mmap` only.
+    /// Returns how many bytes of addresses the process may have; `None` if there is no limit, or none
+    /// may be given up.
+    pub(super) fn address_limit(&self) -> Option<u64> {
+        if !self.is_quiet() {
+            return system::address_limit_bytes();
+        }
+        let heard = self.heard_limit.load(Relaxed);
+        (heard != u64::MAX && !self.is_silent.load(Relaxed)).then_some(heard)
+    }
+
+    /// Returns whether the system is called by `mmap` and `munmap` only.
     pub(super) fn is_quiet(&self) -> bool {
         self.is_quiet.load(Relaxed)
     }
@@ -208,40 +216,39 @@ impl Mapping {
     /// As for [`Mapping::open`].
     unsafe fn permit(&self, start: *mut u8, bytes: usize) -> bool {
         if self.is_quiet() {
+            let is_holed = self.is_holed.load(Relaxed);
             // SAFETY: as the caller says.
-            return unsafe { self.open_quietly(start, bytes) };
+            return !is_holed && unsafe { self.map_anew(start, bytes) } == Forgotten::Open;
         }
         // SAFETY: as the caller says.
         unsafe { kernel::protect(start, bytes, READ_WRITE) }.is_ok()
     }
 
-    /// Does what [`Mapping::open`] does by `mmap`.
+    /// Makes addresses readable and writable, and takes the memory that is behind them, by `mmap`.
     ///
     /// # Safety
     ///
     /// As for [`Mapping::open`].
-    unsafe fn open_quietly(&self, start: *mut u8, bytes: usize) -> bool {
-        if self.is_holed.load(Relaxed) {
-            return false;
-        }
+    unsafe fn map_anew(&self, start: *mut u8, bytes: usize) -> Forgotten {
         // SAFETY: as the caller says.
-        let is_open = unsafe { map(start, bytes, READ_WRITE, libc::MAP_FIXED) }.is_some();
-        if !is_open {
-            // Before Linux 6.12 a refusal for want of memory leaves a hole.
-            // SAFETY: as the caller says.
-            unsafe { self.reserve_again(start, bytes) };
+        if unsafe { map(start, bytes, READ_WRITE, libc::MAP_FIXED) }.is_some() {
+            return Forgotten::Open;
         }
-        is_open
+        // Before Linux 6.12 a refusal for want of memory leaves a hole. One for want of addresses or
+        // mappings changes nothing.
+        // SAFETY: as the caller says.
+        if unsafe { self.reserve_again(start, bytes) } { Forgotten::Closed } else { Forgotten::Not }
     }
 
     /// Takes memory away from addresses, which stay reserved. A refusal by the system, which has
-    /// too many mappings, changes nothing. The thread's `errno` is unchanged.
+    /// too many mappings, changes nothing. None are closed while the system is called by `mmap` and
+    /// `munmap` only. The thread's `errno` is unchanged.
     ///
     /// # Safety
     ///
     /// As for [`Mapping::open`], which must come before the next use of the addresses.
     pub(super) unsafe fn close(&self, start: *mut u8, bytes: usize) -> bool {
-        if self.is_silent.load(Relaxed) {
+        if self.is_quiet() {
             return false;
         }
         system::keeping_errno(|| {
@@ -269,13 +276,17 @@ impl Mapping {
         if self.keeps_advice.load(Relaxed) && unsafe { self.empty(start, bytes) } {
             return Forgotten::Open;
         }
+        if self.is_quiet() {
+            // SAFETY: as the caller says.
+            return system::keeping_errno(|| unsafe { self.map_anew(start, bytes) });
+        }
         system::keeping_errno(|| {
             // SAFETY: as the caller says.
             if unsafe { map(start, bytes, libc::PROT_NONE, libc::MAP_FIXED) }.is_none() {
                 // The system has too many mappings, of which this makes no more.
                 // SAFETY: as the caller says.
-                let advised = unsafe { self.advise(start, bytes, libc::MADV_DONTNEED) };
-                return if advised { Forgotten::Open } else { Forgotten::Not };
+                let emptied = unsafe { self.empty(start, bytes) };
+                return if emptied { Forgotten::Open } else { Forgotten::Not };
             }
             // SAFETY: `map` just mapped these bytes.
             unsafe { self.advise_pages(start, bytes) };
@@ -290,15 +301,18 @@ impl Mapping {
     }
 
     /// Takes the memory behind open addresses, which stay open and read as zeroes. Returns whether the
-    /// system did; it refuses pages that the program has locked. What the program did to them
-    /// otherwise stays. The thread's `errno` is unchanged.
+    /// system did; it refuses pages that the program has locked, and those at which the program has mapped
+    /// a file or shared memory: without memory of their own they would read as that. What the program did
+    /// to them otherwise stays. The thread's `errno` is unchanged.
     ///
     /// # Safety
     ///
     /// As for [`Mapping::open`].
     pub(super) unsafe fn empty(&self, start: *mut u8, bytes: usize) -> bool {
         // SAFETY: as the caller says.
-        system::keeping_errno(|| unsafe { self.advise(start, bytes, libc::MADV_DONTNEED) })
+        let advise = |advice| unsafe { self.advise(start, bytes, advice) };
+        // The first advice is for memory alone that no file has and no other process.
+        system::keeping_errno(|| advise(libc::MADV_FREE) && advise(libc::MADV_DONTNEED))
     }
 
     /// Permits the system to take the memory behind open addresses when it is short, until a thread
@@ -312,69 +326,7 @@ impl Mapping {
         system::keeping_errno(|| unsafe { self.advise(start, bytes, libc::MADV_FREE) });
     }
 
-    /// Returns whether memory may be moved.
-    pub(super) fn moves(&self) -> bool {
-        !self.is_quiet() && !self.is_holed.load(Relaxed)
-    }
-
-    /// Moves the memory behind open addresses, which are one mapping, to other open addresses. What it
-    /// leaves is open and reads as zeroes. The thread's `errno` may change.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Mapping::open`], for both places, but for the contents of `from`. They do not
-    /// overlap.
-    pub(super) unsafe fn transfer(&self, from: *mut u8, to: *mut u8, bytes: usize) -> Moved {
-        // Beside `MREMAP_DONTUNMAP`, no other thread gets a mapping at what is left.
-        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-        // SAFETY: as the caller says; no existing mapping but these two changes.
-        let Err(error) = (unsafe { kernel::remap(from, bytes, bytes, how, to) }) else {
-            return Moved::Yes;
-        };
-        // Before Linux 5.7 it knows no such move. It refuses one for want of room in its tables before
-        // it changes anything, and for a limit on addresses or memory when the destination is unmapped.
-        // Advice that pages have already it refuses where there are none.
-        // SAFETY: as the caller says; the advice changes no contents.
-        if error == libc::EINVAL || unsafe { self.advise(to, bytes, libc::MADV_DODUMP) } {
-            return Moved::No;
-        }
-        // SAFETY: as the caller says.
-        if unsafe { self.reserve_again(to, bytes) } {
-            return Moved::Closed;
-        }
-        self.is_holed.store(true, Relaxed);
-        Moved::Lost
-    }
-
-    /// Returns how many of these bytes are in the mapping of the first one; 0 if the system does not
-    /// tell.
-    ///
-    /// A move of several mappings is refused before Linux 6.17, when the destination is gone already. To
-    /// grow in place is refused with another error for one mapping than for several, and never succeeds
-    /// here.
-    ///
-    /// # Safety
-    ///
-    /// The addresses are open, and other pages of the reservation follow them.
-    pub(super) unsafe fn piece(from: *mut u8, bytes: usize) -> usize {
-        let is_one = |length: usize| {
-            // SAFETY: there is no room behind these addresses, so nothing changes.
-            let grown = unsafe { kernel::remap(from, length, length + PAGE, 0, ptr::null_mut()) };
-            grown == Err(libc::ENOMEM)
-        };
-        if is_one(bytes) {
-            return bytes;
-        }
-        // `short` is one mapping, and `long` is not.
-        let (mut short, mut long) = (0, bytes / PAGE);
-        while long - short > 1 {
-            let middle = usize::midpoint(short, long);
-            if is_one(middle * PAGE) { short = middle } else { long = middle }
-        }
-        short * PAGE
-    }
-
-    /// Gives advice, unless the system is called by `mmap` only. Returns whether it was taken.
+    /// Gives advice, unless the system is called by `mmap` and `munmap` only. Returns whether it was taken.
     ///
     /// # Safety
     ///
@@ -394,3 +346,6 @@ unsafe fn map(start: *mut u8, bytes: usize, access: c_int, how: c_int) -> Option
     // SAFETY: as the caller says.
     unsafe { kernel::map(start, bytes, access, how) }.ok()
 }
+
+#[cfg(all(test, not(any(miri, shuttle))))]
+mod tests;

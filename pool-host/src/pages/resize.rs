@@ -63,15 +63,7 @@ impl Pages {
             return true;
         }
         let now = system::coarse_milliseconds();
-        let rest = if wanted < pages && self.is_unmapping.load(Relaxed) {
-            let (start, bytes) = (self.address(first + wanted), (pages - wanted) as usize * PAGE);
-            // SAFETY: the caller owns these pages, and nothing uses the bytes behind the new end.
-            // If the lock is not to be had below, the block keeps them, and they read as zeroes.
-            let how = unsafe { self.mapping.forget(start, bytes) };
-            Deferral::emptied(how)
-        } else {
-            Deferral::Freed
-        };
+        let unmaps = wanted < pages && self.is_unmapping.load(Relaxed);
         let entered = self.enter(|inside| {
             if wanted > pages {
                 let done = inside.extend(first, pages, wanted, false, &self.mapping)
@@ -84,10 +76,17 @@ impl Pages {
             let less = pages - wanted;
             inside.runs.use_up(first, wanted);
             inside.runs.use_up(first + wanted, less);
-            self.release(inside, first + wanted, rest);
+            if unmaps {
+                return (true, 0);
+            }
+            self.release(inside, first + wanted, Deferral::Freed);
             (true, self.turn(inside, now, less))
         });
         let Some((done, budget)) = entered else { return wanted <= pages };
+        if unmaps {
+            // It is no part of the block any more, and this thread owns it.
+            self.give_emptied(first + wanted, pages - wanted);
+        }
         self.give_back(budget);
         done
     }

@@ -5,8 +5,16 @@ use super::space::Space;
 use super::{PAGE, Pages};
 use crate::limits::Memory;
 use crate::settings::Settings;
-use crate::sync::atomic::Ordering::{Relaxed, Release};
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::Release};
 use crate::system;
+use pool_core::is_vfork_child;
+use std::time::Duration;
+
+/// Divisor of a limit on addresses that a running program sets: the range keeps that part. The program has
+/// its own plans for the rest, and the C library serves what has no place.
+const PART_OF_NEW_LIMIT: u64 = 16;
+/// The most milliseconds for which a thread that sets a limit waits for a fork.
+const MOST_WAITS: u32 = 50;
 
 impl Pages {
     /// Applies the settings that do not change after the start, and the limits of the process.
@@ -64,7 +72,7 @@ impl Pages {
         self.mapping.keep_advice();
     }
 
-    /// Calls the system by `mmap` only from now on, for a program that limits its
+    /// Calls the system by `mmap` and `munmap` only from now on, for a program that limits its
     /// calls to what another allocator needs.
     pub(crate) fn be_quiet(&self) {
         self.mapping.be_quiet();
@@ -86,6 +94,33 @@ impl Pages {
         self.is_unmapping.store(true, Relaxed);
     }
 
+    /// Notes a limit on addresses that the program has set (`RLIMIT_AS`), for when the system may not be
+    /// asked any more, and heeds it. `u64::MAX` is none.
+    pub(crate) fn hear_address_limit(&self, bytes: u64) {
+        self.mapping.hear_address_limit(bytes);
+        self.expect_address_limit(bytes);
+    }
+
+    /// Gives reserved addresses up for a limit that the program is about to set. The range keeps
+    /// [`PART_OF_NEW_LIMIT`] of it, or what blocks have. `u64::MAX` is no limit.
+    ///
+    /// While another thread forks it waits for that, [`MOST_WAITS`] milliseconds at most, since the program may
+    /// hold a lock that a fork handler awaits; then it is done when the fork is.
+    pub(crate) fn expect_address_limit(&self, bytes: u64) {
+        if bytes == u64::MAX || !self.is_there() {
+            return;
+        }
+        let most = usize::try_from(bytes / PART_OF_NEW_LIMIT).unwrap_or(usize::MAX);
+        let nobody = AtomicU32::new(0);
+        for _ in 0..MOST_WAITS {
+            if self.try_shorten(most).is_some() {
+                return;
+            }
+            system::wait(&nobody, 0, Some(Duration::from_millis(1)));
+        }
+        self.deferred.shorten(most);
+    }
+
     /// Heeds limits that the program may have set since the last call.
     pub(crate) fn heed_limits(&self) {
         self.heed_data_limit();
@@ -96,7 +131,9 @@ impl Pages {
     /// only (`RLIMIT_DATA`): what is cached would count, and the C library's `brk` be refused.
     fn heed_data_limit(&self) {
         let is_unmapping = self.is_unmapping.load(Relaxed);
-        if !is_unmapping && !self.is_quiet() && system::data_limit_bytes().is_some() {
+        let is_limited =
+            || !self.is_quiet() && system::data_limit_bytes().is_some() && !is_vfork_child();
+        if !is_unmapping && is_limited() {
             self.unmap_freed_blocks();
             self.trim(usize::MAX);
         }
@@ -107,6 +144,7 @@ impl Pages {
     pub(crate) fn heed_address_limit(&self) {
         if self.is_there()
             && let Some(limit) = self.mapping.address_limit()
+            && self.range.bytes.load(Relaxed) > Space::most_under(limit)
         {
             self.shorten(Space::most_under(limit));
         }
@@ -118,12 +156,22 @@ impl Pages {
         self.is_there() && self.mapping.address_limit().is_some() && self.shorten(0)
     }
 
+    /// Shortens the range to so many bytes, or those that blocks have. Returns whether it did: not in a child
+    /// of `vfork`, whose limits are its own, and whose memory is its parent's.
     fn shorten(&self, most: usize) -> bool {
+        !is_vfork_child() && self.try_shorten(most).unwrap_or(false)
+    }
+
+    /// Does what [`Pages::shorten`] does in any process. `None` if another thread forks.
+    fn try_shorten(&self, most: usize) -> Option<bool> {
         if self.range.bytes.load(Relaxed) <= most {
-            return false;
+            return Some(false);
         }
-        let publish = |bytes| self.range.bytes.store(bytes, Release);
-        self.enter(|inside| inside.shorten(most, publish)).unwrap_or(false)
+        self.enter(|inside| self.shorten_inside(inside, most))
+    }
+
+    pub(super) fn shorten_inside(&self, inside: &mut Heap, most: usize) -> bool {
+        inside.shorten(most, |bytes| self.range.bytes.store(bytes, Release))
     }
 
     /// Permits the system to take the memory of blocks that are freed from now on when it is short,

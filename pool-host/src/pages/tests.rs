@@ -604,6 +604,38 @@ fn while_this_thread_forks<R: Send>(pages: &Pages, work: impl FnOnce() -> R + Se
     result
 }
 
+/// Where the memory of the end goes back at once, it does not before the end is no part of the block.
+#[test]
+fn a_block_that_cannot_shrink_during_a_fork_keeps_its_contents() {
+    let pages = Pages::new();
+    pages.unmap_freed_blocks();
+    let block = pages.take(8 * MIB, 1).expect("there is memory").block;
+    let last = block.wrapping_add(8 * MIB - 1);
+    // SAFETY: the test owns the block.
+    unsafe { last.write(7) };
+    let address = block.expose_provenance();
+    while_this_thread_forks(&pages, || {
+        let block = ptr::with_exposed_provenance_mut(address);
+        // SAFETY: as above; no code uses what is behind the new end.
+        assert!(unsafe { pages.resize(block, MIB) });
+    });
+    assert_eq!(pages.bytes_of(block), 8 * MIB);
+    // SAFETY: as above.
+    assert_eq!(unsafe { last.read() }, 7);
+    // SAFETY: as above.
+    assert!(unsafe { pages.resize(block, MIB) });
+    assert_eq!((pages.bytes_of(block), pages.stats().used), (MIB, MIB as u64));
+}
+
+/// A limit that is set while another thread forks is heeded when the fork is over.
+#[test]
+fn addresses_go_back_after_a_fork_that_was_in_the_way() {
+    let pages = Pages::new();
+    pages.take(MIB, 1).expect("there is memory");
+    while_this_thread_forks(&pages, || pages.expect_address_limit(64 << 20));
+    assert_eq!(pages.range.bytes.load(Relaxed), 4 << 20);
+}
+
 #[test]
 fn handlers_of_a_fork_may_allocate_and_free() {
     let pages = Pages::new();

@@ -304,17 +304,39 @@ impl CHeap {
         }
     }
 
-    /// Heeds a limit that the program has set for its memory or addresses (`setrlimit`). Under one on
-    /// addresses, those that are reserved and not used go back: they count.
+    /// Heeds a limit that the program has set for its memory (`RLIMIT_DATA`). A child of `vfork` changes
+    /// nothing.
+    pub fn heed_limits(&self) {
+        self.heed(|| {
+            CACHE.pages.heed_limits();
+            PageHeap::heed_limits();
+        });
+    }
+
+    /// Heeds a limit that the program has set for its addresses (`RLIMIT_AS`), also behind a filter of
+    /// system calls: those that are reserved and not used go back, since they count. `u64::MAX` is none.
     ///
     /// A limit that it does not hear of is heeded when a block needs new addresses or moves, and when 16
-    /// MiB have been freed. A child of `vfork` changes nothing.
-    pub fn heed_limits(&self) {
+    /// MiB have been freed, unless there may be a filter. A child of `vfork` changes nothing.
+    pub fn heed_address_limit(&self, bytes: u64) {
+        self.heed(|| {
+            CACHE.pages.hear_address_limit(bytes);
+            PageHeap::hear_address_limit(bytes);
+        });
+    }
+
+    /// Gives addresses up for a limit that the program is about to set: once it is in force, they count. Call
+    /// [`CHeap::heed_address_limit`] after that, too.
+    pub fn expect_address_limit(&self, bytes: u64) {
+        self.heed(|| {
+            CACHE.pages.expect_address_limit(bytes);
+            PageHeap::expect_address_limit(bytes);
+        });
+    }
+
+    fn heed(&self, heed: impl FnOnce()) {
         if self.serves() && !is_vfork_child() {
-            system::keeping_errno(|| {
-                CACHE.pages.heed_limits();
-                PageHeap::heed_limits();
-            });
+            system::keeping_errno(heed);
         }
     }
 

@@ -55,7 +55,10 @@ pub(crate) struct Cache {
 
 const _: () = {
     let first = std::mem::offset_of!(Cache, pages) + Pages::LOCK_AT;
-    assert!(first / 4096 == (std::mem::offset_of!(Cache, depot) + 64) / 4096, "a fork copies one page");
+    assert!(
+        first / 4096 == (std::mem::offset_of!(Cache, depot) + 64) / 4096,
+        "a fork copies one page"
+    );
 };
 
 /// Counters of the slow path. They have their own cache lines, so that a slow request does not

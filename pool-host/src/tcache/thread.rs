@@ -85,7 +85,7 @@ fn register(value: &'static ThreadCache) -> bool {
 /// False if the C library has no memory for that: a child could then wait for ever.
 pub(super) fn watch_forks() -> bool {
     extern "C" fn before() {
-        CACHE.depot.before_fork();
+        CACHE.depot.before_fork(&CACHE.pages);
         CACHE.pages.before_fork();
     }
     extern "C" fn in_parent() {
@@ -93,6 +93,7 @@ pub(super) fn watch_forks() -> bool {
         CACHE.depot.after_fork();
     }
     extern "C" fn in_child() {
+        pool_core::note_process();
         let own = thread_cache();
         if is_own(own) && own.is_torn() {
             // Another thread was taking back what this one did not use.

@@ -95,11 +95,38 @@ fn the_start_leaves_no_error_behind() {
 #[test]
 fn a_limit_on_addresses_that_a_running_program_sets_is_kept() {
     let program = compiled("lowered.c", &["-ldl"]);
-    for way in ["setrlimit", "prlimit", "syscall"] {
+    for way in ["setrlimit", "prlimit", "syscall", "sandbox"] {
         is_done(&run_plain(&program, &[Path::new(way)]));
         for settings in ["", "unmap", "limit=1M,decay=1"] {
             is_done(&run(&program, &[Path::new(way)], settings));
         }
+    }
+}
+
+#[test]
+fn a_new_limit_on_addresses_leaves_the_program_its_own() {
+    let program = compiled("own_limits.c", &[]);
+    for way in ["setrlimit", "thread", "vfork", "beside"] {
+        is_done(&run_plain(&program, &[Path::new(way)]));
+        is_done(&run(&program, &[Path::new(way)], ""));
+    }
+}
+
+#[test]
+fn a_program_that_limits_its_calls_may_set_limits() {
+    let program = compiled("quiet_limits.c", &[]);
+    for arguments in [&[][..], &[Path::new("worker")]] {
+        is_done(&run_plain(&program, arguments));
+        is_done(&run(&program, arguments, ""));
+    }
+}
+
+#[test]
+fn what_a_program_mapped_inside_of_its_blocks_is_in_no_other() {
+    let program = compiled("mapped.c", &["-fno-builtin"]);
+    is_done(&run_plain(&program, &[]));
+    for settings in ["", "unmap", "limit=1M,decay=1", "background=off"] {
+        is_done(&run(&program, &[], settings));
     }
 }
 

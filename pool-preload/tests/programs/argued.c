@@ -1,5 +1,5 @@
-// A filter that looks at arguments permits what the C library's functions ask for when they allocate: private memory without a file,
-// no access or to read and write; and to resize a mapping to a place of the system's choice.
+// A filter that looks at arguments permits what the C library's functions ask for when they allocate, as Tor's does: private memory
+// without a file, to read and write at any place, and without access at one of the system's choice; and to resize a mapping.
 #define _GNU_SOURCE
 #include "check.h"
 #include <linux/filter.h>
@@ -26,9 +26,9 @@ static void limit_calls(void) {
         LOAD(nr), PERMIT(brk), PERMIT(munmap), PERMIT(exit_group), PERMIT(write), PERMIT(getrandom),
         IS(SYS_mremap, 4), LOAD(args[3]), IS(MREMAP_MAYMOVE, 1), ALLOW, KILL,
         IS(SYS_futex, 6), LOAD(args[1]), IS(FUTEX_WAIT_PRIVATE, 1), ALLOW, IS(FUTEX_WAKE_PRIVATE, 1), ALLOW, KILL,
-        IS(SYS_mmap, 18), LOAD(args[4]), IS(0xffffffff, 16), LOAD(args[2]),
+        IS(SYS_mmap, 16), LOAD(args[4]), IS(0xffffffff, 14), LOAD(args[2]),
         IS(PROT_READ | PROT_WRITE, 6), LOAD(args[3]), IS(OWN, 1), ALLOW, IS(OWN | MAP_FIXED, 1), ALLOW, KILL,
-        IS(PROT_NONE, 6), LOAD(args[3]), IS(OWN | MAP_NORESERVE, 1), ALLOW, IS(OWN | MAP_FIXED, 1), ALLOW, KILL,
+        IS(PROT_NONE, 4), LOAD(args[3]), IS(OWN | MAP_NORESERVE, 1), ALLOW, KILL,
         KILL,
         KILL,
     };

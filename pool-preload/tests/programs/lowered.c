@@ -1,11 +1,13 @@
-// A program limits its own addresses while it runs (RLIMIT_AS), by the way that its argument names. It goes on as with the C
-// library: threads and libraries begin, blocks grow and keep their contents, and what is above the limit is refused.
+// A program limits its own addresses while it runs (RLIMIT_AS), by the way that its argument names; "sandbox" does it once it may
+// install a filter of system calls. It goes on as with the C library: threads and libraries begin, blocks grow and keep their
+// contents, and what is above the limit is refused.
 #define _GNU_SOURCE
 #include "check.h"
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
@@ -44,6 +46,7 @@ int main(int count, char **arguments) {
     limit = before;
     limit.rlim_cur = 2ul << 30;
     int is_raw = strcmp(way, "syscall") == 0;
+    if (strcmp(way, "sandbox") == 0) CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
     CHECK((is_raw ? by_syscall : strcmp(way, "prlimit") == 0 ? by_prlimit : by_setrlimit)(&limit) == 0);
     grow(3 << 20, 40 << 20);
     for (int round = 0; round < 20; round++) grow(200000, 3 << 20);

@@ -60,6 +60,8 @@ int main(int count, char **arguments) {
     // The mappings of a process take long to fill: one program in 32 does it.
     kinds &= ~(1u << MAPPINGS);
     if (seed % 32 == 0) kinds |= 1u << MAPPINGS & permitted;
+    // Pages that may be executed are mappings of their own beside those before: each malloc needs one more.
+    if (kinds & 1u << MAPPINGS) kinds &= ~(1u << PERSONALITY);
     // What forks in a handler has one thread, as POSIX wants.
     if (kinds & 1u << FORK_IN_HANDLER) kinds &= ~(1u << THREADS | 1u << ALL_PERMITTED);
     for (int step = 0; step < 30; step++) {

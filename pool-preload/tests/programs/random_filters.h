@@ -17,6 +17,7 @@
 #define CALL_IF(name, number, one, other) \
     IF(SYS_##name, 6), ARGUMENT(number), IF(one, 1), PERMIT, IF(other, 1), PERMIT, NUMBER
 
+#define OWN_MEMORY (MAP_PRIVATE | MAP_ANONYMOUS)
 #define COUNT(filter) (sizeof(filter) / sizeof *(filter))
 
 static int install(struct sock_filter *filter, size_t count) {
@@ -51,12 +52,13 @@ static int permit_calls(unsigned action) {
     return install(filter, COUNT(filter));
 }
 
-// The same with the arguments that it passes.
+// The same with the flags that it passes, and with `MAP_FIXED`, by which the library gives memory back.
 static int permit_arguments(unsigned action) {
     struct sock_filter filter[] = {
         NUMBER, CALL(brk), CALL(munmap), CALL(futex), CALL(sched_getaffinity), CALL(getrandom), CALL(clock_gettime),
         CALL(rt_sigreturn), CALL(write), CALL(exit), CALL(exit_group),
-        CALL_IF(mmap, 3, MAP_PRIVATE | MAP_ANONYMOUS, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE),
+        IF(SYS_mmap, 8), ARGUMENT(3), IF(OWN_MEMORY, 1), PERMIT, IF(OWN_MEMORY | MAP_NORESERVE, 1), PERMIT,
+        IF(OWN_MEMORY | MAP_FIXED, 1), PERMIT, NUMBER,
         CALL_IF(mremap, 3, MREMAP_MAYMOVE, MREMAP_MAYMOVE),
         CALL_IF(mprotect, 2, PROT_READ | PROT_WRITE, PROT_READ | PROT_WRITE),
         CALL_IF(madvise, 2, MADV_DONTNEED, MADV_DONTNEED), BPF_STMT(BPF_RET | BPF_K, action),

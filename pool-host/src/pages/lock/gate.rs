@@ -8,17 +8,22 @@
 #![expect(unsafe_code, reason = "a lock hands out what it guards")]
 
 use super::{FORKS, ForkLock, LOOKS, LOST, NOBODY};
-use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
+use crate::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use crate::system;
 
 /// A gate before locks, which belong to no other gate. Whoever forks has it.
 #[derive(Debug)]
-pub(crate) struct Gate(pub(super) ForkLock<()>);
+pub(crate) struct Gate {
+    pub(super) lock: ForkLock<()>,
+    /// Whether no other thread was at work under one of the locks when the fork began for which the gate
+    /// is shut.
+    is_empty: AtomicBool,
+}
 
 impl Gate {
     /// Creates an open gate.
     pub(crate) const fn new() -> Self {
-        Self(ForkLock::new(()))
+        Self { lock: ForkLock::new(()), is_empty: AtomicBool::new(false) }
     }
 
     /// Runs `work` on the value of a lock as [`ForkLock::enter`] does. Returns `None` if another thread
@@ -33,7 +38,7 @@ impl Gate {
         if !lock.try_hold(own) {
             lock.wait(own)?;
         }
-        let owner = self.0.owner.load(SeqCst);
+        let owner = self.lock.owner.load(SeqCst);
         let is_open = owner & FORKS == 0 || owner == own | FORKS;
         // SAFETY: this thread took the lock above and releases it below, and no other takes it
         // meanwhile, so no other thread refers to the value. No other reference of this thread exists,
@@ -43,31 +48,41 @@ impl Gate {
         result
     }
 
-    /// Shuts the gate before a fork, for the calling thread, and waits until no other thread has one of
-    /// the locks. Waits for forks of other threads.
-    pub(crate) fn before_fork<'l, T: 'l>(&self, locks: impl Iterator<Item = &'l ForkLock<T>>) {
-        self.0.before_fork();
+    /// Shuts the gate before a fork, for the calling thread. Waits for forks of other threads, and until no
+    /// other thread has one of the locks, if `waits` says so.
+    pub(crate) fn before_fork<'l, T: 'l>(
+        &self,
+        locks: impl Iterator<Item = &'l ForkLock<T>>,
+        waits: bool,
+    ) {
+        self.lock.before_fork(waits);
         let own = system::thread_identity();
-        locks.for_each(|lock| lock.wait_until_free(own));
+        if self.lock.owner.load(Relaxed) == own | FORKS {
+            self.is_empty.store(waits, Relaxed);
+        }
+        if waits {
+            locks.for_each(|lock| lock.wait_until_free(own));
+        }
     }
 
     /// Opens the gate after a fork, in the parent.
     pub(crate) fn after_fork(&self) {
-        self.0.after_fork(|()| ());
+        self.lock.after_fork(|()| ());
     }
 
-    /// Opens the gate in the child. What a thread of the parent has locked is free if the gate was shut
-    /// for this fork; else no thread of the child ever gets it.
+    /// Opens the gate in the child. What a thread of the parent has locked is free if the fork waited for
+    /// those threads; else no thread of the child ever gets it.
     pub(crate) fn in_child<'l, T: 'l>(&self, locks: impl Iterator<Item = &'l ForkLock<T>>) {
         let own = system::thread_identity();
-        let is_shut = self.0.owner.load(Relaxed) == own | FORKS;
+        let is_shut = self.lock.owner.load(Relaxed) == own | FORKS;
+        let is_free = is_shut && self.is_empty.load(Relaxed);
         for lock in locks {
             // A read copies no page.
             if ![NOBODY, own, LOST].contains(&lock.owner.load(Relaxed)) {
-                lock.owner.store(if is_shut { NOBODY } else { LOST }, Relaxed);
+                lock.owner.store(if is_free { NOBODY } else { LOST }, Relaxed);
             }
         }
-        self.0.in_child(|()| ());
+        self.lock.in_child(|()| ());
     }
 }
 

@@ -28,7 +28,7 @@ fn forks_in_handler(lock: &ForkLock<u32>, in_handler: impl FnOnce(&ForkLock<u32>
     let mut is_well = true;
     let interrupted = lock.enter(|value| {
         *value = 1;
-        lock.before_fork();
+        lock.before_fork(true);
         is_well = holds_in_child(|| {
             lock.in_child(|value| *value = 3);
             in_handler(lock)
@@ -55,7 +55,7 @@ fn a_child_of_a_signal_handler_has_the_lock_when_the_interrupted_code_is_done() 
         let lock = ForkLock::new(0);
         let (parent, mut is_child) = (std::process::id(), false);
         let done = lock.enter(|value| {
-            lock.before_fork();
+            lock.before_fork(true);
             // SAFETY: both use only the lock and system calls.
             let child = unsafe { libc::fork() };
             is_child = child == 0;
@@ -84,10 +84,10 @@ fn a_signal_handler_may_fork_while_the_lock_is_given_up_after_a_fork() {
     let _alone = with_forks();
     assert!(holds_in_child(|| {
         let lock = ForkLock::new(0);
-        lock.before_fork();
+        lock.before_fork(true);
         lock.after_fork(|value| {
             *value = 1;
-            lock.before_fork();
+            lock.before_fork(true);
             *value += u32::from(lock.enter(|_| ()).is_none());
             lock.after_fork(|_| ());
         });
@@ -100,7 +100,7 @@ fn a_signal_handler_may_fork_while_the_lock_is_given_up_after_a_fork() {
 #[test]
 fn a_shut_gate_refuses_all_but_the_thread_that_forks() {
     let (gate, locks) = (Gate::new(), [ForkLock::new(1), ForkLock::new(2)]);
-    gate.before_fork(locks.iter());
+    gate.before_fork(locks.iter(), true);
     let other = |lock: &ForkLock<u32>| gate.enter(lock, |value| *value);
     let others = std::thread::scope(|scope| {
         scope.spawn(|| locks.each_ref().map(other)).join().unwrap_or([Some(0); 2])
@@ -124,7 +124,7 @@ fn a_fork_waits_for_what_is_under_the_locks_of_its_gate() {
             gate.enter(&lock, |value| {
                 is_inside.wait();
                 // Until the other has shut the gate, and is about to wait.
-                while gate.0.owner.load(SeqCst) & FORKS == 0 {
+                while gate.lock.owner.load(SeqCst) & FORKS == 0 {
                     std::hint::spin_loop();
                 }
                 may_leave.store(1, SeqCst);
@@ -132,7 +132,7 @@ fn a_fork_waits_for_what_is_under_the_locks_of_its_gate() {
             });
         });
         is_inside.wait();
-        gate.before_fork(std::iter::once(&lock));
+        gate.before_fork(std::iter::once(&lock), true);
         assert_eq!(may_leave.load(SeqCst), 1);
         assert_eq!(gate.enter(&lock, |value| *value), Some(1), "whole");
         gate.after_fork();
@@ -144,7 +144,7 @@ fn a_fork_waits_for_what_is_under_the_locks_of_its_gate() {
 fn a_child_has_the_locks_that_threads_were_about_to_leave() {
     const OTHER: usize = 2;
     let (gate, lock) = (Gate::new(), ForkLock::new(7_u32));
-    gate.before_fork(std::iter::once(&lock));
+    gate.before_fork(std::iter::once(&lock), true);
     assert!(lock.try_hold(OTHER));
     gate.in_child(std::iter::once(&lock));
     assert_eq!(gate.enter(&lock, |value| *value), Some(7));
@@ -152,4 +152,47 @@ fn a_child_has_the_locks_that_threads_were_about_to_leave() {
     assert!(lock.try_hold(OTHER));
     gate.in_child(std::iter::once(&lock));
     assert_eq!(gate.enter(&lock, |value| *value), None);
+}
+
+/// A thread may wait for one lock while it has another. A handler that has interrupted its own thread with
+/// the first does not wait for the other.
+#[test]
+fn a_fork_in_a_handler_does_not_wait_for_a_thread_that_waits_for_the_interrupted_code() {
+    let _alone = with_forks();
+    assert!(holds_in_child(|| {
+        let (outer, inner, started) = (ForkLock::new(0), ForkLock::new(0), AtomicU32::new(0));
+        let work_in_both = |value: &mut u32| {
+            started.store(1, SeqCst);
+            *value += 1;
+            inner.enter(|value| *value += 1);
+        };
+        let mut is_lost = false;
+        std::thread::scope(|scope| {
+            inner.enter(|value| {
+                scope.spawn(|| outer.enter(work_in_both));
+                while started.load(SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
+                outer.before_fork(!inner.is_inside());
+                is_lost = holds_in_child(|| {
+                    outer.in_child(|_| ());
+                    outer.enter(|_| ()).is_none()
+                });
+                outer.after_fork(|_| ());
+                *value += 1;
+            });
+        });
+        is_lost && outer.enter(|value| *value) == Some(1) && inner.enter(|value| *value) == Some(2)
+    }));
+}
+
+/// A fork that may not wait finds a thread at work, and the child does without what that has locked.
+#[test]
+fn a_child_of_a_fork_that_does_not_wait_loses_what_other_threads_have_locked() {
+    const OTHER: usize = 2;
+    let (gate, locks) = (Gate::new(), [ForkLock::new(1), ForkLock::new(2)]);
+    assert!(locks[0].try_hold(OTHER));
+    gate.before_fork(locks.iter(), false);
+    gate.in_child(locks.iter());
+    assert_eq!(locks.each_ref().map(|lock| gate.enter(lock, |value| *value)), [None, Some(2)]);
 }

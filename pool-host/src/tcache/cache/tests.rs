@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 mod bounds;
 mod loads;
@@ -535,7 +535,7 @@ fn no_block_is_lost_while_another_thread_forks() {
     let cache = cache(64 * MIB, MIB);
     let blocks: Vec<_> = (0..8).map(|_| allocate(&cache, None, 64, &below)).collect();
     let blocks: Vec<_> = blocks.into_iter().map(<*mut u8>::expose_provenance).collect();
-    cache.depot.before_fork();
+    cache.depot.before_fork(&cache.pages);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for block in &blocks {
@@ -551,6 +551,39 @@ fn no_block_is_lost_while_another_thread_forks() {
     let taken = allocate(&cache, None, 64, &below);
     assert!(blocks.contains(&taken.addr()));
     check(&cache, &below, 64);
+}
+
+/// A signal handler that has interrupted its own thread where that has the lock of the pages forks,
+/// while another thread waits for that lock with those of the classes.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no pages of ours")]
+fn a_fork_in_a_handler_does_not_wait_for_a_thread_that_waits_for_the_pages() {
+    let (done, ends) = std::sync::mpsc::channel();
+    // It is not joined if it never ends.
+    std::thread::spawn(move || {
+        let (cache, below) = (cache(64 * MIB, MIB), Below::new(usize::MAX));
+        let block = allocate(&cache, None, 64, &below);
+        let has_classes = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            cache.pages.holding(|| {
+                scope.spawn(|| {
+                    cache.depot.before_fork(&cache.pages);
+                    has_classes.store(true, SeqCst);
+                    cache.pages.holding(|| ());
+                    cache.depot.after_fork();
+                });
+                while !has_classes.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+                cache.depot.before_fork(&cache.pages);
+                cache.depot.after_fork();
+            });
+        });
+        free(&cache, None, 64, block, &below);
+        done.send(check(&cache, &below, 0).frees).unwrap();
+    });
+    let ended = ends.recv_timeout(std::time::Duration::from_secs(20));
+    assert!(ended.is_ok(), "the fork waits");
 }
 
 /// In a child process, new threads reuse the thread caches of the threads that do not exist there,
