@@ -122,10 +122,9 @@ struct PageRange {
     base: AtomicPtr<u8>,
     /// Bytes of the reserved range; 0 before the first request.
     bytes: AtomicUsize,
-    /// The map: the tag and the links of the range's first page.
+    /// The map: the tag of the range's first page, where also its links end.
     tags: AtomicPtr<Tag>,
-    links: AtomicPtr<Links>,
-    /// The marks of free blocks ([`Space::marks`]).
+    /// The end of the marks of free blocks ([`Space::marks`]).
     marks: AtomicPtr<AtomicU64>,
     /// Number of pages that have entries in the map.
     end: AtomicU32,
@@ -170,7 +169,6 @@ impl Pages {
                 base: AtomicPtr::new(NOWHERE),
                 bytes: AtomicUsize::new(0),
                 tags: AtomicPtr::new(ptr::null_mut()),
-                links: AtomicPtr::new(ptr::null_mut()),
                 marks: AtomicPtr::new(ptr::null_mut()),
                 end: AtomicU32::new(0),
             },
@@ -293,8 +291,9 @@ impl Pages {
     /// Returns the links of a run. The caller must own the run.
     #[inline]
     fn links(&self, first: usize) -> &Links {
-        // SAFETY: as in `tag`. All fields are atomic.
-        unsafe { &*self.range.links.load(Relaxed).wrapping_add(first) }
+        let end = self.range.tags.load(Relaxed).cast::<Links>();
+        // SAFETY: as in `tag`, before which they lie, the first page's last. All fields are atomic.
+        unsafe { &*end.wrapping_sub(first + 1) }
     }
 
     /// Returns the address of a page.
@@ -510,7 +509,6 @@ impl Pages {
             };
             self.range.base.store(space.base, Relaxed);
             self.range.tags.store(space.tags, Relaxed);
-            self.range.links.store(space.links, Relaxed);
             self.range.marks.store(space.marks, Relaxed);
             self.range.bytes.store(space.bytes, Release);
             inside.space = Some(space);

@@ -45,7 +45,7 @@ pub(super) struct Links {
     pub(super) newer: AtomicU32,
 }
 
-/// The map of a range: as many tags as links.
+/// The map of a range: as many tags as links. The links of the first page come last.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Map {
     pub(super) tags: &'static [Tag],
@@ -55,6 +55,11 @@ pub(super) struct Map {
 impl Map {
     /// Of no pages.
     pub(super) const EMPTY: Self = Self { tags: &[], links: &[] };
+
+    /// Returns the links of a page.
+    pub(super) fn links_of(&self, page: u32) -> &'static Links {
+        &self.links[self.links.len() - 1 - page as usize]
+    }
 }
 
 /// State in a tag of a used run that the program has freed: in a slot, or deferred.

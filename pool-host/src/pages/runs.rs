@@ -142,7 +142,7 @@ impl Runs {
     }
 
     fn links(&self, first: u32) -> &'static Links {
-        &self.map.links[first as usize]
+        self.map.links_of(first)
     }
 
     /// Returns the run that begins at a page.

@@ -1,5 +1,12 @@
 //! The reserved range of addresses. A growing part of it has a map of its pages; of that part, the
 //! chunks in which memory is are open.
+//!
+//! ```text
+//!   |     links <--|--> tags            marks <--|open|--> range                      |
+//! ```
+//!
+//! Each part grows where an arrow points. Entries of page 0 come last in those that grow down, so that what
+//! a small program uses is two mappings, under few pages of the system's page tables: a fork copies both.
 #![expect(unsafe_code, reason = "addresses are mapped")]
 
 use super::mapping::Mapping;
@@ -30,9 +37,9 @@ pub(super) const PER_MARK: usize = 16;
 /// Bytes of the range for which they have one word.
 const PER_WORD: usize = PER_MARK * u64::BITS as usize;
 
-/// A reserved range of addresses, and another for the maps of its pages.
+/// A reserved range of addresses, and before it the maps of its pages.
 ///
-/// Both stay reserved until the process ends. What is not open counts neither as memory of the
+/// They stay reserved until the process ends. What is not open counts neither as memory of the
 /// process (`RLIMIT_DATA`) nor as memory that the system has promised (`vm.overcommit_memory=2`).
 #[derive(Debug)]
 pub(super) struct Space {
@@ -41,23 +48,39 @@ pub(super) struct Space {
     /// Bytes from `base` on that are reserved: some more, so that the range does not end beside
     /// mappings of others.
     reserved: usize,
-    /// The map: a tag and links for each page.
+    /// The map: a tag for each page, and before them links for each, those of the first page last.
     pub(super) tags: *mut Tag,
-    pub(super) links: *mut Links,
     /// Number of pages that have entries in the map.
     usable: usize,
-    /// One bit for each chunk, set if it is open. It lies behind the map.
+    /// One bit for each chunk, set if it is open.
     open: &'static mut [u64],
-    /// One bit for every [`PER_MARK`] bytes of the range, set if a free block of a span begins there.
+    /// One bit for every [`PER_MARK`] bytes of the range, set if a free block of a span begins there: the
+    /// end of the words, the first of which comes last.
     pub(super) marks: *mut AtomicU64,
 }
 
-/// What [`Space::reserve_maps`] reserves.
-struct Maps {
-    tags: *mut Tag,
-    links: *mut Links,
-    open: &'static mut [u64],
-    marks: *mut AtomicU64,
+/// An array with an entry for each page, which grows from its start up or down.
+#[derive(Clone, Copy)]
+struct Growing {
+    start: *mut u8,
+    /// Bytes of an entry.
+    entry: usize,
+    is_down: bool,
+}
+
+impl Growing {
+    /// Returns where the bytes begin that are so far from the start, in its direction.
+    fn at(self, bytes: &Range<usize>) -> *mut u8 {
+        match self.is_down {
+            true => self.start.wrapping_sub(bytes.end),
+            false => self.start.wrapping_add(bytes.start),
+        }
+    }
+
+    /// Returns how far from the start the memory of so many pages' entries ends.
+    fn end(self, pages: usize) -> usize {
+        (pages * self.entry).next_multiple_of(PAGE)
+    }
 }
 
 // SAFETY: the pointers are addresses of mappings that belong to no thread and are never unmapped.
@@ -77,16 +100,31 @@ impl Space {
         // A program may lower the limit until here.
         let most = most.min(mapping.address_limit().map_or(usize::MAX, Self::most_under));
         SIZES.iter().filter(|bytes| **bytes <= most).find_map(|bytes| {
-            let start = mapping.reserve(bytes + ALIGN)?;
-            let maps = Self::reserve_maps(*bytes, mapping).or_else(|| {
+            let pages = bytes / PAGE;
+            let tag_bytes = (pages * size_of::<Tag>()).next_multiple_of(PAGE);
+            let link_bytes = (pages * size_of::<Links>()).next_multiple_of(PAGE);
+            let words = (bytes / CHUNK).div_ceil(64);
+            let open_bytes = (words * size_of::<u64>()).next_multiple_of(PAGE);
+            let mark_bytes = (bytes / PER_WORD * size_of::<AtomicU64>()).next_multiple_of(PAGE);
+            let map_bytes = link_bytes + tag_bytes + mark_bytes + open_bytes;
+            let all_bytes = map_bytes + bytes + ALIGN;
+            let start = mapping.reserve(all_bytes)?;
+            let base = start.wrapping_add(map_bytes);
+            let base = base.map_addr(|address| address.next_multiple_of(ALIGN));
+            let open = base.wrapping_sub(open_bytes);
+            // SAFETY: these are pages of what was just reserved.
+            if !unsafe { mapping.open(open, open_bytes) } {
                 // SAFETY: `reserve` just mapped these bytes, and no other code has their address.
-                unsafe { Mapping::give_up(start, bytes + ALIGN) };
-                None
-            })?;
-            let base = start.map_addr(|address| address.next_multiple_of(ALIGN));
-            let reserved = bytes + ALIGN - (base.addr() - start.addr());
-            let Maps { tags, links, open, marks } = maps;
-            Some(Self { base, bytes: *bytes, reserved, tags, links, usable: 0, open, marks })
+                unsafe { Mapping::give_up(start, all_bytes) };
+                return None;
+            }
+            let marks = open.cast();
+            // SAFETY: `open` made these bytes readable and writable, and they are never unmapped. They
+            // begin at a page, and any bytes are a `u64`. No other reference to them exists.
+            let open = unsafe { std::slice::from_raw_parts_mut(open.cast(), words) };
+            let reserved = all_bytes - (base.addr() - start.addr());
+            let tags = start.wrapping_add(link_bytes).cast();
+            Some(Self { base, bytes: *bytes, reserved, tags, usable: 0, open, marks })
         })
     }
 
@@ -103,55 +141,29 @@ impl Space {
     pub(super) fn shorten(&mut self, bytes: usize, publish: impl FnOnce(usize)) {
         let entries = |bytes: usize| self.usable.max(bytes / PAGE);
         let (before, after) = (entries(self.bytes), entries(bytes));
-        let stretches = self.maps().map(|(map, entry)| {
-            let end = |entries: usize| (entries * entry).next_multiple_of(PAGE);
-            (map, end(after), end(before))
-        });
+        let stretches = self.maps().map(|map| (map, map.end(after)..map.end(before)));
         publish(bytes);
         self.bytes = bytes;
-        let range = (self.base, bytes + ALIGN, self.reserved);
+        let range = Growing { start: self.base, entry: PAGE, is_down: false };
+        let range = (range, bytes + ALIGN..self.reserved);
         self.reserved = self.reserved.min(bytes + ALIGN);
-        for (start, from, to) in stretches.into_iter().chain([range]) {
-            if from < to {
+        for (map, stretch) in stretches.into_iter().chain([range]) {
+            if !stretch.is_empty() {
                 // SAFETY: these are reserved addresses that no code uses: of the range, which is
                 // shorter, and of maps, behind the entries that pages may get.
-                unsafe { Mapping::give_up(start.wrapping_add(from), to - from) };
+                unsafe { Mapping::give_up(map.at(&stretch), stretch.len()) };
             }
         }
     }
 
-    /// Returns the maps, and the bytes of each page's entry in them.
-    fn maps(&self) -> [(*mut u8, usize); 3] {
+    /// Returns the maps: the links, the tags and the marks.
+    fn maps(&self) -> [Growing; 3] {
+        let marks = PAGE / PER_WORD * size_of::<AtomicU64>();
         [
-            (self.tags.cast(), size_of::<Tag>()),
-            (self.links.cast(), size_of::<Links>()),
-            (self.marks.cast(), PAGE / PER_WORD * size_of::<AtomicU64>()),
+            Growing { start: self.tags.cast(), entry: size_of::<Links>(), is_down: true },
+            Growing { start: self.tags.cast(), entry: size_of::<Tag>(), is_down: false },
+            Growing { start: self.marks.cast(), entry: marks, is_down: true },
         ]
-    }
-
-    /// Reserves the maps of a range of so many bytes. The bits become usable.
-    fn reserve_maps(bytes: usize, mapping: &Mapping) -> Option<Maps> {
-        let pages = bytes / PAGE;
-        let tag_bytes = (pages * size_of::<Tag>()).next_multiple_of(PAGE);
-        let link_bytes = (pages * size_of::<Links>()).next_multiple_of(PAGE);
-        let words = (bytes / CHUNK).div_ceil(64);
-        let open_bytes = (words * size_of::<u64>()).next_multiple_of(PAGE);
-        let mark_bytes = bytes / PER_WORD * size_of::<AtomicU64>();
-        let all_bytes = tag_bytes + link_bytes + open_bytes + mark_bytes;
-        let tags = mapping.reserve(all_bytes)?;
-        let links = tags.wrapping_add(tag_bytes);
-        let open = links.wrapping_add(link_bytes);
-        let marks = open.wrapping_add(open_bytes).cast();
-        // SAFETY: these are pages of what was just reserved.
-        if !unsafe { mapping.open(open, open_bytes) } {
-            // SAFETY: `reserve` just mapped these bytes, and no other code has their address.
-            unsafe { Mapping::give_up(tags, all_bytes) };
-            return None;
-        }
-        // SAFETY: `open` made these bytes readable and writable, and they are never unmapped. They
-        // begin at a page, and any bytes are a `u64`. No other reference to them exists.
-        let open = unsafe { std::slice::from_raw_parts_mut(open.cast(), words) };
-        Some(Maps { tags: tags.cast(), links: links.cast(), open, marks })
     }
 
     /// Extends the map by at least `pages` pages, all closed. Returns the map of all pages, or
@@ -167,12 +179,11 @@ impl Space {
         // few calls.
         let step = self.usable.clamp(FIRST_STEP / PAGE, STEP / PAGE);
         let usable = self.usable.saturating_add(pages.checked_next_multiple_of(step)?).min(most);
-        for (map, entry) in self.maps() {
-            let end = |pages: usize| (pages * entry).next_multiple_of(PAGE);
-            let (from, to) = (end(self.usable), end(usable));
+        for map in self.maps() {
+            let new = map.end(self.usable)..map.end(usable);
             // SAFETY: these are pages of a reserved map, behind those that have entries, so no code
             // uses them.
-            if to > from && !unsafe { mapping.open(map.wrapping_add(from), to - from) } {
+            if !new.is_empty() && !unsafe { mapping.open(map.at(&new), new.len()) } {
                 return None;
             }
         }
@@ -181,8 +192,9 @@ impl Space {
         // bytes are zero or were written as tags, and zero is a valid one. They are atomic, so shared
         // references may be written through. They begin at a page.
         let tags = unsafe { std::slice::from_raw_parts(self.tags, usable) };
-        // SAFETY: the same holds for the links.
-        let links = unsafe { std::slice::from_raw_parts(self.links, usable) };
+        let links = self.tags.cast::<Links>().wrapping_sub(usable);
+        // SAFETY: the same holds for the links, which end where the tags begin.
+        let links = unsafe { std::slice::from_raw_parts(links, usable) };
         Some(Map { tags, links })
     }
 
@@ -192,16 +204,15 @@ impl Space {
     /// All of the pages must be inside of one free run, where no code needs their entries: neither
     /// its first page nor its last.
     pub(super) fn empty_map(&mut self, pages: Range<u32>, mapping: &Mapping) {
-        let maps =
-            [(self.tags.cast::<u8>(), size_of::<Tag>()), (self.links.cast(), size_of::<Links>())];
-        for (map, entry) in maps {
-            let from = (pages.start as usize * entry).next_multiple_of(PAGE);
-            let to = pages.end as usize * entry / PAGE * PAGE;
-            if from < to {
+        let [links, tags, _] = self.maps();
+        for map in [links, tags] {
+            let from = (pages.start as usize * map.entry).next_multiple_of(PAGE);
+            let inner = from..pages.end as usize * map.entry / PAGE * PAGE;
+            if !inner.is_empty() {
                 // SAFETY: these are open pages of the map, whose entries no code needs, as the caller
                 // says. Zero is a valid entry, and each access to one is atomic. A refusal changes
                 // nothing.
-                unsafe { mapping.empty(map.wrapping_add(from), to - from) };
+                unsafe { mapping.empty(map.at(&inner), inner.len()) };
             }
         }
     }

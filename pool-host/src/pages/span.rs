@@ -168,7 +168,7 @@ impl Spans {
         let (marks, stride) = (pages.marks_of(first, bytes), class.bytes());
         for block in 0..span_blocks(class) {
             let at = block * stride / PER_MARK;
-            let word = &marks[at / BITS];
+            let word = marks.word(at / BITS);
             word.store(word.load(Relaxed) | 1 << (at % BITS), Relaxed);
         }
         pages.links(first as usize).set_free_blocks(span_blocks(class), 0, self.now);
@@ -188,7 +188,8 @@ impl Spans {
             return;
         };
         let at = from_first as usize / PER_MARK;
-        let place = &pages.marks_of(first, span_bytes(class))[at / BITS];
+        let marks = pages.marks_of(first, span_bytes(class));
+        let place = marks.word(at / BITS);
         let (word, mark) = (place.load(Relaxed), 1 << (at % BITS));
         if its_class != class || word & mark != 0 || !class.divides(from_first) {
             self.invalid = block;
@@ -213,7 +214,7 @@ impl Spans {
         self.unlink(first, pages);
         self.count -= 1;
         self.free -= span_blocks(class);
-        pages.marks_of(first, span_bytes(class)).iter().for_each(|word| word.store(0, Relaxed));
+        pages.marks_of(first, span_bytes(class)).0.iter().for_each(|word| word.store(0, Relaxed));
         pages.make_run(first, span_bytes(class) / PAGE);
         // SAFETY: this is a used run again, and no thread has a block of it.
         unsafe { pages.give(pages.address(first)) };
@@ -301,7 +302,7 @@ fn give_back_of(
     let marks = pages.marks_of(first, bytes);
     let is_free = |block: usize| {
         let at = block * stride / PER_MARK;
-        marks[at / BITS].load(Relaxed) >> (at % BITS) & 1 == 1
+        marks.word(at / BITS).load(Relaxed) >> (at % BITS) & 1 == 1
     };
     *work = work.saturating_sub((span_blocks(class) - from_block) / BLOCKS);
     // The bytes from the last block that is in use on, up to the next one.
@@ -324,6 +325,19 @@ fn give_back_of(
         start = (block + 1) * stride;
     }
     (0, went)
+}
+
+/// The marks of a span, the first word last.
+struct Marks<'p>(&'p [AtomicU64]);
+
+impl<'p> Marks<'p> {
+    fn get(&self, word: usize) -> Option<&'p AtomicU64> {
+        self.0.get(self.0.len().checked_sub(word + 1)?)
+    }
+
+    fn word(&self, word: usize) -> &'p AtomicU64 {
+        &self.0[self.0.len() - 1 - word]
+    }
 }
 
 impl Pages {
@@ -353,12 +367,12 @@ impl Pages {
     }
 
     /// Returns the marks of so many bytes from a page on.
-    fn marks_of(&self, first: u32, bytes: usize) -> &[AtomicU64] {
-        let word = first as usize * PAGE / PER_MARK / BITS;
-        let start = self.range.marks.load(Relaxed).wrapping_add(word);
+    fn marks_of(&self, first: u32, bytes: usize) -> Marks<'_> {
+        let (before, words) = (first as usize * PAGE / PER_MARK / BITS, bytes / PER_MARK / BITS);
+        let start = self.range.marks.load(Relaxed).wrapping_sub(before + words);
         // SAFETY: `Space::grow` made the marks of all pages that have entries readable and writable
         // for good, and the caller owns these pages. Zero bytes are valid numbers.
-        unsafe { std::slice::from_raw_parts(start, bytes / PER_MARK / BITS) }
+        Marks(unsafe { std::slice::from_raw_parts(start, words) })
     }
 
     /// Returns the number of the page in which a block begins; `None` if it is in no page of these.

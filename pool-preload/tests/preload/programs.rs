@@ -78,6 +78,11 @@ fn a_fork_of_a_small_program_copies_few_pages() {
 }
 
 #[test]
+fn a_small_program_has_few_mappings() {
+    check("few_mappings.c", &[]);
+}
+
+#[test]
 fn a_worker_with_few_free_blocks_of_each_size_has_few_pages_for_itself() {
     check("small_workers.c", &[]);
 }

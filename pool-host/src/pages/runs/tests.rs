@@ -15,7 +15,7 @@ fn map(pages: u32) -> Map {
 
 /// The first pages of a map.
 fn part(Map { tags, links }: Map, pages: usize) -> Map {
-    Map { tags: &tags[..pages], links: &links[..pages] }
+    Map { tags: &tags[..pages], links: &links[links.len() - pages..] }
 }
 
 /// The runs, and a naive map: the state of each page and, for a used page, the first page of its

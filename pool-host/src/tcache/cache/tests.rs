@@ -199,7 +199,9 @@ fn of_the_blocks_that_all_threads_share_the_newest_serves_first() {
     let count = batch_len(class);
     let blocks: Vec<_> = (0..count).map(|_| allocate(&cache, None, 20 * KIB, &below)).collect();
     let mut batch = Batch::EMPTY;
-    blocks.iter().for_each(|block| batch.add(*block));
+    for block in &blocks {
+        batch.add(*block);
+    }
     cache.depot.put(class, &batch, &cache.pages);
     for block in blocks.iter().rev() {
         assert_eq!(allocate(&cache, None, 20 * KIB, &below), *block);
