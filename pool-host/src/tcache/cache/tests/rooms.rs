@@ -52,8 +52,8 @@ fn threads_that_ended_leave_the_others_their_room() {
 #[cfg_attr(miri, ignore = "Miri has no pages of ours")]
 fn threads_at_rest_leave_each_other_one_its_equal_part() {
     let below = Below::new(usize::MAX);
-    let cache = cache(64 * MIB, 64 * MIB);
-    let big: Vec<_> = (0..64).map(|_| allocate(&cache, None, MIB, &below)).collect();
+    let cache = cache(1 << 30, 64 * MIB);
+    let big: Vec<_> = (0..256).map(|_| allocate(&cache, None, MIB, &below)).collect();
     let own = cache.thread_caches.enter().unwrap();
     let others: Vec<_> = (0..4).map(|_| cache.thread_caches.enter().unwrap()).collect();
     others.iter().for_each(|local| fill(&cache, local, &below));
@@ -94,5 +94,37 @@ fn a_batch_that_does_not_fit_keeps_what_fits() {
     cache.depot.put(class, &batch, &cache.pages);
     assert_eq!(cache.depot.room_bytes(), 128 * KIB);
     assert!(cache.depot.recent_bytes(class) > 64 * KIB);
+    check(&cache, &below, 0);
+}
+
+/// Classes that nobody uses are full, and one more needs room.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no pages of ours")]
+fn a_free_that_finds_no_room_moves_few_blocks_of_others() {
+    let below = Below::new(usize::MAX);
+    let cache = cache(1 << 30, MIB);
+    let allocated = |bytes: usize| -> Vec<_> {
+        (0..512).map(|_| allocate(&cache, None, bytes, &below)).collect()
+    };
+    let full: Vec<usize> = (1..=22).map(|times| 16 * times).collect();
+    for bytes in &full {
+        allocated(*bytes).into_iter().for_each(|block| free(&cache, None, *bytes, block, &below));
+    }
+    // From here on they have needed none.
+    cache.depot.begin_round();
+    cache.depot.age(usize::MAX, &cache.pages);
+    let recent = || -> usize {
+        full.iter()
+            .map(|bytes| cache.depot.recent_bytes(class(*bytes)) / class(*bytes).bytes())
+            .sum()
+    };
+    let (mut before, mut most) = (recent(), 0);
+    for block in allocated(2 * KIB) {
+        free(&cache, None, 2 * KIB, block, &below);
+        let now = recent();
+        most = most.max(before - now);
+        before = now;
+    }
+    assert!(most > 0 && most <= 256, "{most} blocks in a call");
     check(&cache, &below, 0);
 }
