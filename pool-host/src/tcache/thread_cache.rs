@@ -500,8 +500,12 @@ impl Held<'_> {
         bin.state.store(state.wrapping_add(skipped * REQUEST), Relaxed);
         #[expect(clippy::cast_possible_truncation, reason = "fewer than 256")]
         bin.seen.store(bin.seen.load(Relaxed).wrapping_add(skipped as u32), Relaxed);
-        // A request and a free each.
-        bin.used.store(bin.used.load(Relaxed).wrapping_add(2 * skipped as u16), Relaxed);
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "fewer than 256, a request and a free each"
+        )]
+        let calls = 2 * skipped as u16;
+        bin.used.store(bin.used.load(Relaxed).wrapping_add(calls), Relaxed);
         self.local.skipped.store(self.local.skipped.load(Relaxed) + skipped, Relaxed);
     }
 

@@ -16,7 +16,9 @@ fn hits(cache: &Cache, local: &ThreadCache, first: usize, below: &Below) -> usiz
                     hit.unwrap_or_else(|| allocate(cache, Some(local), bytes, below))
                 })
                 .collect();
-            blocks.into_iter().for_each(|block| free(cache, Some(local), bytes, block, below));
+            for block in blocks {
+                free(cache, Some(local), bytes, block, below);
+            }
         }
     }
     hits
@@ -28,7 +30,9 @@ fn fill(cache: &Cache, local: &ThreadCache, below: &Below) {
         for bytes in (1..16).map(|times| times * 4 * KIB) {
             let blocks: Vec<_> =
                 (0..40).map(|_| allocate(cache, Some(local), bytes, below)).collect();
-            blocks.into_iter().for_each(|block| free(cache, Some(local), bytes, block, below));
+            for block in blocks {
+                free(cache, Some(local), bytes, block, below);
+            }
         }
     }
 }
@@ -41,8 +45,12 @@ fn threads_that_ended_leave_the_others_their_room() {
     let cache = cache(16 * MIB, 64 * MIB);
     let own = cache.thread_caches.enter().unwrap();
     let others: Vec<_> = (0..30).map(|_| cache.thread_caches.enter().unwrap()).collect();
-    others.iter().for_each(|local| fill(&cache, local, &below));
-    others.into_iter().for_each(|local| cache.leave(local));
+    for local in &others {
+        fill(&cache, local, &below);
+    }
+    for local in others {
+        cache.leave(local);
+    }
     assert_eq!(cache.thread_caches.room_bytes(), own.room_bytes(), "those that ended have none");
     assert!(hits(&cache, own, 100, &below) >= 60);
     check(&cache, &below, 0);
@@ -56,8 +64,12 @@ fn threads_at_rest_leave_each_other_one_its_equal_part() {
     let big: Vec<_> = (0..256).map(|_| allocate(&cache, None, MIB, &below)).collect();
     let own = cache.thread_caches.enter().unwrap();
     let others: Vec<_> = (0..4).map(|_| cache.thread_caches.enter().unwrap()).collect();
-    others.iter().for_each(|local| fill(&cache, local, &below));
-    big.into_iter().for_each(|block| free(&cache, None, MIB, block, &below));
+    for local in &others {
+        fill(&cache, local, &below);
+    }
+    for block in big {
+        free(&cache, None, MIB, block, &below);
+    }
     assert!(hits(&cache, own, 100, &below) >= 60);
     check(&cache, &below, 0);
 }
@@ -69,7 +81,9 @@ fn a_child_counts_the_room_of_whole_thread_caches_by_their_blocks() {
     let cache = cache(16 * MIB, 64 * MIB);
     let own = cache.thread_caches.enter().unwrap();
     let others: Vec<_> = (0..8).map(|_| cache.thread_caches.enter().unwrap()).collect();
-    others.iter().for_each(|local| fill(&cache, local, &below));
+    for local in &others {
+        fill(&cache, local, &below);
+    }
     let torn = others[3];
     std::mem::forget(torn.hold());
     cache.thread_caches.keep_alone(own);
@@ -90,7 +104,9 @@ fn a_batch_that_does_not_fit_keeps_what_fits() {
     let class = class(32 * KIB);
     let mut batch = Batch::EMPTY;
     (0..8).for_each(|_| batch.add(allocate(&cache, None, 32 * KIB, &below)));
-    batch.as_slice().iter().for_each(|_| cache.count_free(None, class));
+    for _ in batch.as_slice() {
+        cache.count_free(None, class);
+    }
     cache.depot.put(class, &batch, &cache.pages);
     assert_eq!(cache.depot.room_bytes(), 128 * KIB);
     assert!(cache.depot.recent_bytes(class) > 64 * KIB);
@@ -108,7 +124,9 @@ fn a_free_that_finds_no_room_moves_few_blocks_of_others() {
     };
     let full: Vec<usize> = (1..=22).map(|times| 16 * times).collect();
     for bytes in &full {
-        allocated(*bytes).into_iter().for_each(|block| free(&cache, None, *bytes, block, &below));
+        for block in allocated(*bytes) {
+            free(&cache, None, *bytes, block, &below);
+        }
     }
     // From here on they have needed none.
     cache.depot.begin_round();
