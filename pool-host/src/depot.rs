@@ -214,11 +214,12 @@ impl Depot {
         }
     }
 
-    /// Lets a class have so many recent blocks more than it has, as far as a class may. Returns false
-    /// if all classes together have no room for that. The first are a whole batch.
+    /// Lets a class have so many recent blocks more than it has, as far as a class may and as there is
+    /// room for all classes together. Returns whether that was enough. The first are
+    /// a whole batch.
     #[expect(clippy::cast_possible_truncation, reason = "at most RECENT")]
     fn widen(&self, held: &mut Locked<'_>, more: usize) -> bool {
-        let cap = held.inside.cap as usize;
+        let (cap, block) = (held.inside.cap as usize, held.class.bytes());
         if cap == 0 && more < batch_len(held.class) {
             return true; // few blocks, and far between: their array would be a page
         }
@@ -226,21 +227,23 @@ impl Depot {
         if next <= cap {
             return true;
         }
-        let by = (next - cap) * held.class.bytes();
-        let fits = self.room.fetch_add(by, Relaxed) + by <= self.most_now(held.pages);
-        if fits {
-            held.inside.cap = next as u32;
-        } else {
-            self.room.fetch_sub(by, Relaxed);
-        }
-        fits
+        let asked = (next - cap) * block;
+        let before = self.room.fetch_add(asked, Relaxed);
+        let fits = self.most_now(held.pages).saturating_sub(before).min(asked) / block;
+        self.room.fetch_sub(asked - fits * block, Relaxed);
+        held.inside.cap += fits as u32;
+        fits * block == asked
     }
 
-    /// Takes room from the classes that come next, of [`CLASSES_FOR_ROOM`] at most: what no request
-    /// needed of theirs moves to spans, until there is room for so many bytes.
+    /// Takes room from the classes that come next, of [`CLASSES_FOR_ROOM`] at most: of each at most a batch
+    /// that no request needed moves to spans, until there is room for so many bytes. Does nothing for what
+    /// is more than half of all room.
     #[cold]
     fn make_room(&self, bytes: usize, pages: &Pages) {
         let most = self.most_now(pages);
+        if bytes > most / 2 {
+            return;
+        }
         let mut looks = 0..CLASSES;
         let next = || {
             let at = self.yields.fetch_add(1, Relaxed) % CLASSES;
@@ -250,12 +253,20 @@ impl Depot {
             .filter(|class| self.list(*class).cap.load(Relaxed) > 0)
             .take(CLASSES_FOR_ROOM);
         for class in with_room {
-            let shed = self.enter(class, pages, |held| held.shed(|low| low));
-            self.room.fetch_sub(shed.unwrap_or_default().1, Relaxed);
+            self.enter(class, pages, |held| self.shed(held, |low| low.min(BATCH)));
             if self.room.load(Relaxed) + bytes <= most {
                 return;
             }
         }
+    }
+
+    /// Moves blocks as [`Locked::shed`] does, and gives back the room of the class. Returns how many.
+    ///
+    /// Both happen under the lock, which a fork takes, so that a child counts each byte of room once.
+    fn shed(&self, held: &mut Locked<'_>, count: impl FnOnce(usize) -> usize) -> usize {
+        let (moved, room) = held.shed(count);
+        self.room.fetch_sub(room, Relaxed);
+        moved
     }
 
     /// Begins a round of [`Depot::age`] and one of [`Depot::give_back`], unless the last one is not
@@ -273,13 +284,12 @@ impl Depot {
     /// whether more is due.
     pub(crate) fn age(&self, blocks: usize, pages: &Pages) -> bool {
         self.go_on(&self.ages, blocks, |class, left| {
-            let shed = self.enter(class, pages, |held| {
+            let moved = self.enter(class, pages, |held| {
                 held.inside.spans.tick();
-                held.shed(|low| low.div_ceil(2))
+                self.shed(held, |low| low.div_ceil(2))
             });
-            let (moved, room) = shed.unwrap_or_default();
-            self.room.fetch_sub(room, Relaxed);
-            *left = left.saturating_sub(moved);
+            *left = left.saturating_sub(moved.unwrap_or_default());
+            true
         })
     }
 
@@ -288,19 +298,32 @@ impl Depot {
     /// ([`Spans::give_back`]). Returns whether more is due.
     pub(crate) fn give_back(&self, work: usize, pages: &Pages) -> bool {
         self.go_on(&self.gives, work, |class, left| {
-            self.enter(class, pages, |held| {
-                held.inside.spans.give_back(class, ROUNDS, left, pages);
+            // While another thread forks, the class waits for the next round.
+            let is_done = self.enter(class, pages, |held| {
+                held.inside.spans.give_back(class, ROUNDS, left, pages)
             });
+            is_done.unwrap_or(true)
         })
     }
 
-    /// Continues a round over the classes that are in use, while something is left of a budget. Returns
-    /// whether the round is not done.
-    fn go_on(&self, next: &AtomicUsize, mut left: usize, work: impl Fn(Class, &mut usize)) -> bool {
+    /// Continues a round over the classes that are in use, while something is left of a budget. A class
+    /// for which `work` returns false comes first in the next call. Returns whether the round is not
+    /// done.
+    fn go_on(
+        &self,
+        next: &AtomicUsize,
+        mut left: usize,
+        work: impl Fn(Class, &mut usize) -> bool,
+    ) -> bool {
         while left > 0 && next.load(Relaxed) < CLASSES {
             let at = next.fetch_add(1, Relaxed);
             if at < CLASSES && self.is_in_use(Class::numbered(at)) {
-                work(Class::numbered(at), &mut left);
+                let is_done = work(Class::numbered(at), &mut left);
+                if !is_done {
+                    // If another thread works on a later class meanwhile, this one waits for the next round.
+                    let _ = next.compare_exchange(at + 1, at, Relaxed, Relaxed);
+                    break;
+                }
             }
         }
         next.load(Relaxed) < CLASSES
@@ -328,6 +351,13 @@ impl Depot {
     /// Returns the bytes that the recent blocks of all classes may have now.
     pub(crate) fn room_bytes(&self) -> usize {
         self.room.load(Relaxed)
+    }
+
+    /// Returns the bytes of recent blocks that all classes may have by their caps, one by one.
+    #[cfg(test)]
+    pub(crate) fn cap_bytes(&self) -> usize {
+        let of = |class: Class| self.list(class).cap.load(Relaxed) as usize * class.bytes();
+        Class::all().map(of).sum()
     }
 
     /// Returns the bytes of the recent blocks of a class.

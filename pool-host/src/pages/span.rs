@@ -227,10 +227,16 @@ impl Spans {
 
     /// Gives back the memory of pages that have free blocks only, of spans of which no block was
     /// taken or came back in the last `rounds` rounds. Goes on where the last call stopped, to the end
-    /// of the list at most, or until nothing is left of `work`.
+    /// of the list at most, or until nothing is left of `work`. Returns whether it came to the end.
     ///
     /// Costs a look at each span, and a system call for each stretch of pages.
-    pub(crate) fn give_back(&mut self, class: Class, rounds: u32, work: &mut usize, pages: &Pages) {
+    pub(crate) fn give_back(
+        &mut self,
+        class: Class,
+        rounds: u32,
+        work: &mut usize,
+        pages: &Pages,
+    ) -> bool {
         let mut at = if self.cursor == NONE { self.first } else { self.cursor };
         while at != NONE && *work > 0 {
             let span = pages.links(at as usize);
@@ -249,6 +255,7 @@ impl Spans {
             (at, self.block) = (span.next.load(Relaxed), 0);
         }
         self.cursor = at;
+        at == NONE
     }
 
     /// Gives back what [`Spans::give_back`] does, of all spans that no request needed since the last

@@ -128,7 +128,7 @@ impl Cache {
         let least = LEAST + self.thread_caches.owners() * LEAST_OF_THREAD;
         let all = least + self.pages.used_bytes() / PART_OF_USED;
         let all = all.min(self.limit.load(Relaxed) / PART_OF_THREADS);
-        let part = self.thread_caches.part_of(all, local.room_bytes());
+        let part = self.thread_caches.part_of(all, local.room_bytes(), LEAST_OF_THREAD);
         part.min(self.thread_limit.load(Relaxed))
     }
 
@@ -140,13 +140,14 @@ impl Cache {
         result
     }
 
-    /// Lets a bin hold more blocks, if its thread may. If that has many bytes then, or the bin hardly any
-    /// room, the thread soon takes room from bins that it does not use.
+    /// Lets a bin hold more blocks, if its thread may. If that holds many bytes then, or the bin has hardly
+    /// any room, the thread soon takes room from bins that it does not use.
     fn widen(&self, local: &ThreadCache, held: &Held<'_>, class: Class) {
         let before = local.room_bytes();
         self.counting_room(local, || held.widen(class, self.most_of_thread(local)));
         let few = LEAST_OF_THREAD + self.pages.used_bytes() / PART_OF_UNUSED;
-        if local.room_bytes() > before.max(few) || held.is_short(class) {
+        let is_much = local.room_bytes() > before.max(few) && local.bytes() > few;
+        if is_much || held.is_short(class) {
             local.wants_room.store(true, Relaxed);
         }
     }

@@ -273,8 +273,8 @@ impl Cache {
 
     /// Gives up the thread cache of a thread that ends. Its blocks go back.
     ///
-    /// Blocks of the inner allocator stay for the next thread that owns it, and all if another thread
-    /// works on it.
+    /// It may hold none from then on, so that it takes nothing from what others may hold. Blocks of the
+    /// inner allocator stay for the next thread that owns it, and all if another thread works on it.
     pub(crate) fn leave(&self, local: &ThreadCache) {
         if let Some(held) = local.hold() {
             for class in local.roomy() {
@@ -284,7 +284,7 @@ impl Cache {
                     let mut others = unsafe { self.put_on_pages(class, &batch) };
                     held.fill(class, &mut others);
                 }
-                self.counting_room(local, || held.narrow(class));
+                self.counting_room(local, || held.fit(class));
             }
         }
         self.thread_caches.leave(local, self.pages.is_quiet());

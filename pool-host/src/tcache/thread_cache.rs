@@ -388,6 +388,14 @@ impl ThreadCache {
         self.room.load(Relaxed)
     }
 
+    /// Lets each bin hold no more blocks than it has. Returns the bytes that all may hold then.
+    pub(super) fn fit(&self) -> usize {
+        if let Some(held) = self.hold() {
+            self.roomy().for_each(|class| held.fit(class));
+        }
+        self.room_bytes()
+    }
+
     /// Returns whether the thread cache may hold blocks.
     pub(super) fn has_room(&self) -> bool {
         self.room_bytes() > 0
@@ -492,6 +500,12 @@ impl Held<'_> {
         bin.state.store(state.wrapping_add(skipped * REQUEST), Relaxed);
         #[expect(clippy::cast_possible_truncation, reason = "fewer than 256")]
         bin.seen.store(bin.seen.load(Relaxed).wrapping_add(skipped as u32), Relaxed);
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "fewer than 256, a request and a free each"
+        )]
+        let calls = 2 * skipped as u16;
+        bin.used.store(bin.used.load(Relaxed).wrapping_add(calls), Relaxed);
         self.local.skipped.store(self.local.skipped.load(Relaxed) + skipped, Relaxed);
     }
 

@@ -96,17 +96,21 @@ impl ThreadCaches {
     /// Makes all thread caches but `own` available to new threads. Called in a forked child, where
     /// the owners of the others do not exist.
     ///
-    /// A thread cache on which a thread worked during the fork may be inconsistent, so it stays in
-    /// use for good. Its blocks are lost to the child.
+    /// Each of these may hold what it has and no more. A thread cache on which a thread worked during the
+    /// fork may be inconsistent, so it stays in use for good. Its blocks are lost to the child, and what it
+    /// may hold does not count.
     pub(crate) fn keep_alone(&self, own: &ThreadCache) {
         let others = self.iter().filter(|local| !ptr::eq(*local, own));
         // The parent may have had some that were in a stack no more and had no owner yet.
         self.warm.clear();
         self.cold.clear();
+        let mut rooms = own.room_bytes();
         for whole in others.filter(|local| !local.is_torn()) {
             whole.in_use.store(false, Relaxed);
+            rooms += whole.fit();
             self.warm.put(whole);
         }
+        self.rooms.store(rooms, Relaxed);
         let owners = usize::from(own.in_use.load(Relaxed));
         self.owners.store(owners, Relaxed);
         self.active.store(owners, Relaxed);
@@ -134,17 +138,15 @@ impl ThreadCaches {
 
     /// Returns how many bytes a thread may hold that may hold `room` bytes now, if all may hold `most`.
     ///
-    /// A quarter of that is for all owners in equal parts, and the rest for those that ask first: each may
-    /// have its part of what is left, so that threads which make no requests leave it to the others.
-    /// None gets what would be more than `most` for all.
-    pub(crate) fn part_of(&self, most: usize, room: usize) -> usize {
-        let rooms = self.room_bytes();
-        let own = most / 4 / self.owners.load(Relaxed).max(1);
-        let part = match (most - most / 4).saturating_sub(rooms) {
+    /// A quarter of that is for all owners in equal parts, of at most `largest`, which each has whatever
+    /// others may hold. The rest is for those that ask first: each may have its part of what is left, so
+    /// that threads which make no requests leave it to the others.
+    pub(crate) fn part_of(&self, most: usize, room: usize, largest: usize) -> usize {
+        let own = (most / 4 / self.owners.load(Relaxed).max(1)).min(largest);
+        match (most - most / 4).saturating_sub(self.room_bytes()) {
             0 => own,
             left => own.max(room + left / (self.active.load(Relaxed) + 1)),
-        };
-        part.min(room + most.saturating_sub(rooms))
+        }
     }
 
     /// Returns the bytes that all of them may hold.

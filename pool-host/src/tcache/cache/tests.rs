@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 mod bounds;
 mod loads;
+mod rooms;
 mod seldom;
 
 const KIB: usize = 1 << 10;
@@ -124,6 +125,7 @@ fn between_blocks(cache: &Cache) -> usize {
 ///
 /// - live bytes = `live`
 /// - bytes of the inner allocator + used pages + dirty pages = live bytes + cached bytes
+/// - the counted rooms of thread caches and of the depot = the sums of their caps
 fn check(cache: &Cache, below: &Below, live: usize) -> TcacheStats {
     let (stats, pages) = (cache.stats(), cache.pages.stats());
     assert_eq!(stats.live_bytes, live as u64, "{stats:?}");
@@ -131,6 +133,9 @@ fn check(cache: &Cache, below: &Below, live: usize) -> TcacheStats {
     let free = stats.cached_bytes() + stats.span_bytes;
     let known = stats.live_bytes + free + between_blocks(cache) as u64;
     assert_eq!(all, known, "{stats:?}");
+    let rooms: usize = cache.thread_caches.iter().map(ThreadCache::room_bytes).sum();
+    assert_eq!(cache.thread_caches.room_bytes(), rooms, "room of thread caches");
+    assert_eq!(cache.depot.room_bytes(), cache.depot.cap_bytes(), "room of the depot");
     stats
 }
 

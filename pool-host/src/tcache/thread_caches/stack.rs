@@ -58,7 +58,8 @@ impl Stack {
             Some(newest.below.load(Relaxed))
         });
         let taken = reference(address_of(taken?));
-        self.len.fetch_sub(1, Relaxed);
+        // A child that a signal handler forked in between has cleared the stack.
+        let _ = self.len.fetch_update(Relaxed, Relaxed, |len| len.checked_sub(1));
         taken
     }
 

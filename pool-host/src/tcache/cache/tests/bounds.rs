@@ -123,3 +123,23 @@ fn a_call_gives_back_a_bounded_number_of_pages_between_blocks() {
     assert!(before > freed, "{before} pages of {freed} blocks");
     check(&cache, &below, sizes.iter().map(|bytes| count(*bytes) / 2 * held(*bytes)).sum());
 }
+
+/// One class has many more stretches than a call gives back. The next calls go on with it, without a step
+/// of the decay between them.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no pages of ours")]
+fn calls_go_on_where_the_last_one_stopped_within_a_class() {
+    const CALLS: usize = 32;
+    let (below, bytes) = (Below::new(usize::MAX), 2 * PAGE);
+    let cache = cache(1 << 30, MIB);
+    let local = cache.thread_caches.enter();
+    let count = 2 * 16 * CALLS;
+    let blocks: Vec<_> = (0..count).map(|_| allocate(&cache, None, bytes, &below)).collect();
+    blocks.into_iter().step_by(2).for_each(|block| free(&cache, None, bytes, block, &below));
+    (1..=14).for_each(|second| cache.look(1000 * second, local, &below.inner()));
+    let returned = || usize::try_from(cache.pages.stats().returned).unwrap() / bytes;
+    let before = returned();
+    (0..CALLS).for_each(|_| cache.look(14_000, local, &below.inner()));
+    assert!(returned() - before > 4 * CALLS, "{before} and {} blocks", returned());
+    check(&cache, &below, count / 2 * held(bytes));
+}
