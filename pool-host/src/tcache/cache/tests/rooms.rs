@@ -1,6 +1,7 @@
 //! What some threads and classes may hold leaves the others their part.
 
 use super::*;
+use crate::depot::BATCH;
 
 /// Returns how many of the requests of a thread for 16 blocks of each of four sizes are hits, in the last of
 /// eight rounds.
@@ -122,11 +123,18 @@ fn a_free_that_finds_no_room_moves_few_blocks_of_others() {
     let allocated = |bytes: usize| -> Vec<_> {
         (0..512).map(|_| allocate(&cache, None, bytes, &below)).collect()
     };
+    // In whole batches, as thread caches do.
+    let free_batch = |bytes: usize, blocks: &[*mut u8]| {
+        let mut batch = Batch::EMPTY;
+        for block in blocks {
+            batch.add(*block);
+            cache.count_free(None, class(bytes));
+        }
+        cache.depot.put(class(bytes), &batch, &cache.pages);
+    };
     let full: Vec<usize> = (1..=22).map(|times| 16 * times).collect();
     for bytes in &full {
-        for block in allocated(*bytes) {
-            free(&cache, None, *bytes, block, &below);
-        }
+        allocated(*bytes).chunks(BATCH).for_each(|blocks| free_batch(*bytes, blocks));
     }
     // From here on they have needed none.
     cache.depot.begin_round();
@@ -137,8 +145,8 @@ fn a_free_that_finds_no_room_moves_few_blocks_of_others() {
             .sum()
     };
     let (mut before, mut most) = (recent(), 0);
-    for block in allocated(2 * KIB) {
-        free(&cache, None, 2 * KIB, block, &below);
+    for blocks in allocated(2 * KIB).chunks(BATCH) {
+        free_batch(2 * KIB, blocks);
         let now = recent();
         most = most.max(before - now);
         before = now;
