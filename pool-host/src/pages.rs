@@ -156,6 +156,7 @@ pub(crate) struct PagesStats {
 
 impl Pages {
     /// The first byte that a fork writes to, in bytes from the start.
+    #[cfg(not(pool_counts))]
     pub(crate) const LOCK_AT: usize =
         std::mem::offset_of!(Self, inside) + ForkLock::<Heap>::OWNER_AT;
 

@@ -63,6 +63,7 @@ unsafe impl<T: Send> Sync for ForkLock<T> {}
 
 impl<T> ForkLock<T> {
     /// The first byte that a fork writes to, in bytes from the start.
+    #[cfg(not(pool_counts))]
     pub(super) const OWNER_AT: usize = std::mem::offset_of!(Self, owner);
 
     /// Creates an unlocked value.
