@@ -22,6 +22,8 @@ pub(super) struct Recent(pub(super) UnsafeCell<[*mut u8; RECENT]>);
 // SAFETY: the pointers are blocks that no thread owns. `Depot::enter` alone makes a reference to
 // them, under the lock of their class.
 unsafe impl Sync for Recent {}
+// SAFETY: as above; a thread that has the whole depot owns the blocks.
+unsafe impl Send for Recent {}
 
 /// A lock of a class, what it guards beside [`Recent`], and figures that are read without it.
 ///

@@ -241,7 +241,9 @@ fn model_no_thread_cache_has_two_owners() {
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         let count = world.cache.thread_caches.iter().count();
-        (0..count).for_each(|_| drop(begins(&world, &owned)));
+        for _ in 0..count {
+            begins(&world, &owned);
+        }
         assert_eq!(world.cache.thread_caches.iter().count(), count, "none is lost");
     });
 }
