@@ -68,7 +68,8 @@ impl WgpuAllocator {
     }
 
     /// Names its buffers, for graphics debuggers: `name`, a number and the bytes. `bucketpool`
-    /// unless it is called. The allocators of one device may have different names.
+    /// unless it is called. The allocators of one device may have different names, as one for slabs has;
+    /// [`Usage::labelled`] names a single buffer.
     #[must_use]
     pub fn labelled(self, name: &str) -> Self {
         Self { label: name.into(), ..self }
@@ -627,7 +628,7 @@ impl DeviceAllocator for WgpuAllocator {
             // A mapped buffer must not be submitted, and the pool would not know that it is.
             return Err(DeviceError::new(Why::Unsupported, "pool a buffer that can be mapped"));
         }
-        let label = leaked::label(&self.label, request.bytes);
+        let label = leaked::label(request.kind.label().unwrap_or(&self.label), request.bytes);
         let buffer = self.shared().create(&wgpu::BufferDescriptor {
             label: Some(&label),
             size: request.bytes,

@@ -6,7 +6,7 @@ use crate::scope::Scope;
 use crate::view::sealed::Part as _;
 use crate::view::{BufferPart, Usage};
 use pool_core::{AllocError, BucketPool, DeviceAllocator, DeviceError, PooledBuffer};
-use wgpu::{Buffer, BufferUsages};
+use wgpu::Buffer;
 
 impl Scope {
     /// Takes a buffer of a pool for work of this scope, or a piece of a slab.
@@ -24,7 +24,8 @@ impl Scope {
         pool.allocate_on(&self.stream(), bytes)
     }
 
-    /// Takes a buffer of a pool for these uses, as [`Scope::take`] does for storage.
+    /// Takes a buffer of a pool for these uses, as [`Scope::take`] does for storage. They are `BufferUsages`, or a
+    /// [`Usage`], which may name the buffer ([`Usage::labelled`]).
     ///
     /// # Errors
     ///
@@ -49,9 +50,9 @@ impl Scope {
         &self,
         pool: &BucketPool<WgpuAllocator>,
         bytes: u64,
-        usages: BufferUsages,
+        usages: impl Into<Usage>,
     ) -> Result<PooledBuffer<WgpuAllocator>, AllocError> {
-        pool.allocate_kind(&self.stream(), bytes, Usage::new(usages))
+        pool.allocate_kind(&self.stream(), bytes, usages.into())
     }
 
     /// Takes a buffer, or a piece of a slab, that the commands of this scope fill before they read it. It is not
@@ -119,9 +120,9 @@ impl Scope {
         &self,
         pool: &BucketPool<WgpuAllocator>,
         bytes: u64,
-        usages: BufferUsages,
+        usages: impl Into<Usage>,
     ) -> Result<PooledBuffer<WgpuAllocator>, AllocError> {
-        self.promise(|on| pool.allocate_kind(on, bytes, Usage::new(usages)))
+        self.promise(|on| pool.allocate_kind(on, bytes, usages.into()))
     }
 
     /// Takes what the program's commands fill.

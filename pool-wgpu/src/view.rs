@@ -12,12 +12,15 @@ use wgpu::{
     COPY_BUFFER_ALIGNMENT, Sampler, TextureView, WriteOnly,
 };
 
-/// Uses of a buffer; a block serves again for the same flags only.
+/// Uses of a buffer, and its name if it has one; a block serves again for the same uses and the same name only.
 ///
 /// Storage, and copying in both directions, by default. `COPY_DST` is always among them, since that
 /// is what zeroing needs. Buffers that can be mapped are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Usage(BufferUsages);
+pub struct Usage {
+    flags: BufferUsages,
+    label: Option<&'static str>,
+}
 
 /// A wgpu buffer, whole.
 #[derive(Debug)]
@@ -236,13 +239,60 @@ impl Usage {
     /// These uses, and `COPY_DST`.
     #[must_use]
     pub fn new(usages: BufferUsages) -> Self {
-        Self(usages | BufferUsages::COPY_DST)
+        Self { flags: usages | BufferUsages::COPY_DST, label: None }
+    }
+
+    /// Names the buffer in wgpu's errors and in captures: `name`, a number and the bytes.
+    ///
+    /// wgpu names a buffer once, when it is made. So buffers of one name serve only requests of that name, and a
+    /// pool holds as many as each name needs. A program that wants names while it is debugged leaves them out
+    /// otherwise. [`WgpuAllocator::labelled`](crate::WgpuAllocator::labelled) names all others.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB};
+    /// # use pool_wgpu::{Usage, WgpuAllocator, wgpu};
+    /// # use std::sync::{Arc, Mutex};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device.clone(), queue));
+    /// let said = Arc::new(Mutex::new(String::new()));
+    /// let says = said.clone();
+    /// pool.allocator().on_refused(move |text| says.lock().unwrap().push_str(text));
+    ///
+    /// let scope = pool.allocator().scope();
+    /// let bins = Usage::new(wgpu::BufferUsages::STORAGE).labelled("bins");
+    /// let bins = scope.take_kind(&pool, KIB, bins)?;
+    /// let mut encoder = device.create_command_encoder(&Default::default());
+    /// let target = scope.lend(&scope.take(&pool, KIB)?)?;
+    /// encoder.copy_buffer_to_buffer(&scope.lend(&bins)?, 0, &target, 0, KIB); // without COPY_SRC
+    /// assert!(scope.submit_with(encoder).is_err());
+    /// assert!(said.lock().unwrap().contains("Buffer with 'bins "));
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn labelled(self, name: &'static str) -> Self {
+        Self { label: Some(name), ..self }
     }
 
     /// The flags.
     #[must_use]
     pub fn flags(self) -> BufferUsages {
-        self.0
+        self.flags
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn label(self) -> Option<&'static str> {
+        self.label
+    }
+}
+
+impl From<BufferUsages> for Usage {
+    fn from(usages: BufferUsages) -> Self {
+        Self::new(usages)
     }
 }
 

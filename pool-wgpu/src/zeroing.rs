@@ -14,7 +14,7 @@ pub(crate) struct ToZero {
     bytes: Range<u64>,
 }
 
-/// RangesToZero by the number of their buffer and where they begin, each with a number. Those of one buffer
+/// Ranges by the number of their buffer and where they begin, each with a number. Those of one buffer
 /// may overlap only where a step that was not submitted is put back.
 #[derive(Default)]
 struct RangesToZero(BTreeMap<(u64, u64), (ToZero, u64)>);

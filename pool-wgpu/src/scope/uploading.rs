@@ -4,6 +4,7 @@ use super::Scope;
 use crate::staging::Staging;
 use crate::uploads::{FrameData, Placed, Uploads};
 use crate::view::{BufferPart, Place};
+use bytemuck::NoUninit;
 use pool_core::{DeviceError, Why};
 use std::ops::Range;
 use std::sync::Arc;
@@ -58,6 +59,47 @@ impl Scope {
         let words = to.place().in_words(offset, data.len() as u64)?;
         let write = |memory: WriteOnly<'_, [u8]>| fill(memory, data);
         self.upload_with(through, to, offset, words, write)
+    }
+
+    /// Writes `elements` into a buffer of such elements, from the one with the number `first` on, as
+    /// [`Scope::upload`] writes bytes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Scope::upload`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// # let device = pool.allocator();
+    /// # let uploads = device.uploads(64 * KIB, 64 * KIB);
+    /// # let backs = device.read_backs(KIB);
+    /// # let mut scope = device.scope();
+    /// # let on = scope.stream();
+    /// let buffer = pool.allocate_on(&on, 12 * 3)?; // three vertices
+    /// let vertices = buffer.on(&on)?;
+    /// scope.upload_slice(&uploads, &vertices, 1, &[[1.0_f32, 2.0, 3.0]])?; // the second of them
+    /// let back = scope.read_back(&backs, &vertices, 12, 4)?;
+    /// let refused = scope.upload_slice(&uploads, &vertices, 3, &[[0.0_f32; 3]]).unwrap_err();
+    /// assert_eq!((refused.why, refused.code), (Why::OutOfRange, 48)); // where it would end
+    /// scope.submit()?;
+    /// assert!(back.wait(|bytes| bytes == 1.0_f32.to_ne_bytes())?);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn upload_slice<T: NoUninit>(
+        &mut self,
+        through: &Uploads,
+        to: &dyn BufferPart,
+        first: u64,
+        elements: &[T],
+    ) -> Result<(), DeviceError> {
+        self.upload(through, to, offset_of::<T>(first), bytemuck::cast_slice(elements))
     }
 
     /// Writes into a buffer what `write` puts into staging memory itself, without a copy before.
@@ -169,6 +211,45 @@ impl Scope {
         commands.copy_buffer_to_buffer(from, start, place.buffer, range.start, words);
         self.uploads_elsewhere = true;
         Ok(())
+    }
+
+    /// Writes `elements` between commands of the program, from the one with the number `first` on, as
+    /// [`Scope::upload_in`] writes bytes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Scope::upload_in`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device.clone(), queue));
+    /// # let uploads = pool.allocator().uploads(64 * KIB, 64 * KIB);
+    /// let mut scope = pool.allocator().scope();
+    /// let on = scope.stream();
+    /// let counts = scope.take(&pool, 64)?;
+    /// let mut encoder = device.create_command_encoder(&Default::default());
+    /// scope.upload_slice_in(&mut encoder, &uploads, &counts.on(&on)?, 2, &[7_u32, 8])?;
+    /// let odd = scope.upload_slice_in(&mut encoder, &uploads, &counts.on(&on)?, 1, &[7_u16; 2]);
+    /// assert_eq!(odd.unwrap_err().why, Why::Unaligned); // wgpu copies words
+    /// scope.submit_with(encoder)?;
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn upload_slice_in<T: NoUninit>(
+        &mut self,
+        commands: &mut CommandEncoder,
+        through: &Uploads,
+        to: &dyn BufferPart,
+        first: u64,
+        elements: &[T],
+    ) -> Result<(), DeviceError> {
+        let bytes = bytemuck::cast_slice(elements);
+        self.upload_in(commands, through, to, offset_of::<T>(first), bytes)
     }
 
     /// Where an upload comes to lie in its buffer.
@@ -287,6 +368,11 @@ impl Scope {
         let (at, written) = chunk.write(bytes, alignment, write)?.ok_or(none)?;
         Ok((number, at, written))
     }
+}
+
+/// Where an element begins in a buffer of them; for one that is too far, a word beyond all buffers.
+fn offset_of<T>(first: u64) -> u64 {
+    first.saturating_mul(size_of::<T>() as u64).min(u64::MAX - 3)
 }
 
 /// Fills staging memory with data, and the rest of the last word with zeroes.

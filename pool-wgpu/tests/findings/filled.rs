@@ -5,7 +5,9 @@ use crate::{Pooled, encoder, own, shown};
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, Why, ZeroPolicy,
 };
-use pool_wgpu::{BufferPart, ReadWrite, Role, Scope, Scopes, Unpooled, WgpuAllocator, WgpuSlabs};
+use pool_wgpu::{
+    BufferPart, ReadWrite, Role, Scope, Scopes, Unpooled, Usage, WgpuAllocator, WgpuSlabs,
+};
 use std::sync::Arc;
 use wgpu::BufferUsages;
 
@@ -276,4 +278,62 @@ fn a_pool_that_never_zeroes_does_not_begin_to() {
     let taken = scope.take_to_fill(&pool, KIB).unwrap();
     drop(scope);
     assert_eq!(seen(&device, &taken), [7; 1024]);
+}
+
+/// wgpu names a buffer once, so a name is a kind of its own.
+#[test]
+fn a_named_buffer_serves_its_name_again() {
+    for device in devices() {
+        let said = Arc::new(std::sync::Mutex::new(String::new()));
+        let says = said.clone();
+        device.on_refused(move |text| says.lock().unwrap().push_str(text));
+        let target = own(&device, KIB);
+        let pool = BucketPool::new(device.clone());
+        let storage = Usage::new(BufferUsages::STORAGE);
+        let names = [storage.labelled("bins"), storage.labelled("tiles"), storage];
+        for round in 0..2 {
+            for usage in names {
+                let scope = device.scope();
+                let taken = match round {
+                    0 => scope.take_kind(&pool, KIB, usage).unwrap(),
+                    _ => scope.take_kind_to_fill(&pool, KIB, usage).unwrap(),
+                };
+                assert_eq!(taken.kind().label(), usage.label());
+                let mut commands = encoder(&device);
+                let lent = scope.lend(&taken).unwrap();
+                commands.copy_buffer_to_buffer(&lent, 0, &target, 0, KIB); // without COPY_SRC
+                assert_eq!(scope.submit_with(commands).unwrap_err().why, Why::NotSubmitted);
+                let text = std::mem::take(&mut *said.lock().unwrap());
+                let named = format!("'{} ", usage.label().unwrap_or("bucketpool"));
+                assert!(text.contains(&named), "{named} is not in {text}");
+            }
+        }
+        assert_eq!((pool.stats().misses, pool.stats().hits), (3, 3));
+    }
+}
+
+#[test]
+fn elements_go_to_their_numbers() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let uploads = device.uploads(64 * KIB, MIB);
+        let mut scope = device.scope();
+        let on = scope.stream();
+        let [ahead, between] = [(); 2].map(|()| scope.take(&pool, 24).unwrap());
+        let mut commands = encoder(&device);
+        for (first, elements) in [(2, [5_u64].as_slice()), (0, &[3, 4])] {
+            scope.upload_slice(&uploads, &ahead.on(&on).unwrap(), first, elements).unwrap();
+            let view = between.on(&on).unwrap();
+            scope.upload_slice_in(&mut commands, &uploads, &view, first, elements).unwrap();
+        }
+        for too_far in [3, u64::MAX / 4, u64::MAX] {
+            let view = ahead.on(&on).unwrap();
+            let refused = scope.upload_slice(&uploads, &view, too_far, &[0_u64]).unwrap_err();
+            assert_eq!(refused.why, Why::OutOfRange);
+        }
+        scope.submit_with(commands).unwrap();
+        let expected: Vec<u8> = [3_u64, 4, 5].iter().flat_map(|n| n.to_ne_bytes()).collect();
+        assert_eq!(seen(&device, &ahead), expected);
+        assert_eq!(seen(&device, &between), expected);
+    }
 }
