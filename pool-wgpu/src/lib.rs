@@ -48,6 +48,7 @@
 
 mod allocator;
 mod arrival;
+mod bind;
 mod binding;
 mod clock;
 mod eager;
@@ -57,6 +58,7 @@ mod lend;
 mod memory;
 mod nonces;
 mod open;
+mod pooled;
 mod readback;
 mod readbacks;
 mod receipts;

@@ -1,13 +1,15 @@
 //! Textures that serve again.
 
-use crate::binding::bytes_of;
+use crate::binding::{Binding, bytes_of};
 use crate::clock::Scopes;
 use crate::scope::Scope;
 use crate::shared::Shared;
+use crate::view::sealed::Bound;
+use crate::view::{Bindable, Group};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, MIB, StreamClock, Why};
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use wgpu::{
@@ -353,6 +355,19 @@ impl PooledTexture {
         &self.view
     }
 }
+
+impl Bound for PooledTexture {
+    fn bound(&self, of: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        of.is_of(&self.of.clock)?;
+        let view = self.view.bound(of, part)?;
+        if let Some(on) = of.on {
+            self.of.clock.open_scopes().lend_texture(on.scope(), &self.texture);
+        }
+        Ok(view)
+    }
+}
+
+impl Bindable for PooledTexture {}
 
 impl Deref for PooledTexture {
     type Target = Texture;

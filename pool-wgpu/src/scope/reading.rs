@@ -4,7 +4,7 @@ use super::Scope;
 use crate::nonces::Nonce;
 use crate::readback::ReadBack;
 use crate::readbacks::{Filling, ReadBacks};
-use crate::view::{BufferPart, Place};
+use crate::view::{Access, BufferPart, Place};
 use pool_core::{DeviceError, Why};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use wgpu::{BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder};
@@ -51,8 +51,11 @@ impl Scope {
         offset: u64,
         bytes: u64,
     ) -> Result<ReadBack, DeviceError> {
-        self.may_record_with(&from.place())?;
-        let (back, place) = (self.begin_read(through, from, offset, bytes, false)?, from.place());
+        self.may_read_through(through)?;
+        let on = self.stream();
+        let place = from.place(&on, Access::Read)?;
+        self.may_record_with(&place)?;
+        let back = self.begin_read(through, &place, offset, bytes, false)?;
         copy_back(self.own_encoder(), &place, offset, &back);
         Ok(back)
     }
@@ -98,11 +101,13 @@ impl Scope {
         offset: u64,
         bytes: u64,
     ) -> Result<ReadBack, DeviceError> {
-        let back = self.begin_read(through, from, offset, bytes, true)?;
+        self.may_read_through(through)?;
+        let on = self.stream();
+        let place = from.place(&on, Access::Read)?;
+        let back = self.begin_read(through, &place, offset, bytes, true)?;
         // The program's commands have the buffer from now on.
-        let place = from.place();
         self.table().lend(self.id, place.buffer, &place.bytes_of_buffer());
-        copy_back(commands, &from.place(), offset, &back);
+        copy_back(commands, &place, offset, &back);
         self.sign_read(commands, &back);
         Ok(back)
     }
@@ -118,14 +123,11 @@ impl Scope {
     fn begin_read(
         &mut self,
         through: &ReadBacks,
-        from: &dyn BufferPart,
+        place: &Place<'_>,
         offset: u64,
         bytes: u64,
         elsewhere: bool,
     ) -> Result<ReadBack, DeviceError> {
-        self.may_read_through(through)?;
-        let place = from.place();
-        self.may_use(&place)?;
         let words = bytes.checked_next_multiple_of(COPY_BUFFER_ALIGNMENT).unwrap_or(u64::MAX);
         place.range(BufferUsages::COPY_SRC, offset, words, "read back")?;
         self.room_to_read(through, bytes, elsewhere)

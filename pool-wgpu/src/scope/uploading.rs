@@ -3,7 +3,7 @@
 use super::Scope;
 use crate::staging::Staging;
 use crate::uploads::{FrameData, Placed, Uploads};
-use crate::view::{BufferPart, Place};
+use crate::view::{Access, BufferPart, Place};
 use pool_core::{DeviceError, Why};
 use std::ops::Range;
 use std::sync::Arc;
@@ -55,9 +55,11 @@ impl Scope {
         offset: u64,
         data: &[u8],
     ) -> Result<(), DeviceError> {
-        let words = to.place().in_words(offset, data.len() as u64)?;
-        let write = |memory: WriteOnly<'_, [u8]>| fill(memory, data);
-        self.upload_with(through, to, offset, words, write)
+        self.may_stage(through)?;
+        let on = self.stream();
+        let place = to.place(&on, Access::Write)?;
+        let words = place.in_words(offset, data.len() as u64)?;
+        self.upload_to(through, &place, (offset, words), |memory| fill(memory, data))
     }
 
     /// Writes into a buffer what `write` puts into staging memory itself, without a copy before.
@@ -97,8 +99,19 @@ impl Scope {
         bytes: u64,
         write: impl FnOnce(WriteOnly<'_, [u8]>) -> R,
     ) -> Result<R, DeviceError> {
-        let place = to.place();
-        let range = self.may_upload(through, &place, offset, bytes)?;
+        self.may_stage(through)?;
+        let on = self.stream();
+        self.upload_to(through, &to.place(&on, Access::Write)?, (offset, bytes), write)
+    }
+
+    fn upload_to<R>(
+        &mut self,
+        through: &Uploads,
+        place: &Place<'_>,
+        (offset, bytes): (u64, u64),
+        write: impl FnOnce(WriteOnly<'_, [u8]>) -> R,
+    ) -> Result<R, DeviceError> {
+        let range = may_upload(place, offset, bytes)?;
         let at = range.start;
         self.may_write_ahead(place.buffer, &range)?;
         if bytes == 0 {
@@ -152,9 +165,11 @@ impl Scope {
         offset: u64,
         data: &[u8],
     ) -> Result<(), DeviceError> {
-        let place = to.place();
+        self.may_stage(through)?;
+        let on = self.stream();
+        let place = to.place(&on, Access::Write)?;
         let words = place.in_words(offset, data.len() as u64)?;
-        let range = self.may_upload(through, &place, offset, words)?;
+        let range = may_upload(&place, offset, words)?;
         if words == 0 {
             return Ok(());
         }
@@ -168,20 +183,6 @@ impl Scope {
         commands.copy_buffer_to_buffer(from, start, place.buffer, range.start, words);
         self.uploads_elsewhere = true;
         Ok(())
-    }
-
-    /// Where an upload comes to lie in its buffer.
-    fn may_upload(
-        &self,
-        through: &Uploads,
-        place: &Place<'_>,
-        offset: u64,
-        bytes: u64,
-    ) -> Result<Range<u64>, DeviceError> {
-        self.may_stage(through)?;
-        self.may_use(place)?;
-        let (at, end) = place.range(BufferUsages::COPY_DST, offset, bytes, "upload")?;
-        Ok(at..end)
     }
 
     /// All commands of the program see the last of what the scope writes ahead of them.
@@ -281,6 +282,12 @@ impl Scope {
         let (at, written) = chunk.write(bytes, alignment, write)?.ok_or(none)?;
         Ok((number, at, written))
     }
+}
+
+/// Where an upload comes to lie in its buffer.
+fn may_upload(place: &Place<'_>, offset: u64, bytes: u64) -> Result<Range<u64>, DeviceError> {
+    let (at, end) = place.range(BufferUsages::COPY_DST, offset, bytes, "upload")?;
+    Ok(at..end)
 }
 
 /// Fills staging memory with data, and the rest of the last word with zeroes.

@@ -5,6 +5,7 @@ mod apart;
 mod callbacks;
 mod destroyed;
 mod groups;
+mod handles;
 mod kept;
 mod lost;
 mod passes;
