@@ -223,6 +223,11 @@ impl Filling {
         })
     }
 
+    /// The chunk takes no more read-backs.
+    pub(crate) fn close(&mut self) {
+        self.used = self.chunk.size();
+    }
+
     /// Ends the chunk: `last` stamps it, and it is mapped after `last` is submitted.
     pub(crate) fn end(&self, last: &mut CommandEncoder) {
         self.stamp(last);

@@ -13,6 +13,7 @@ mod passes;
 mod present;
 mod random;
 mod tables;
+mod targets;
 mod textures;
 mod told;
 mod uploads;
