@@ -53,6 +53,7 @@ mod binding;
 mod clock;
 mod eager;
 mod groups;
+mod idle;
 mod leaked;
 mod lend;
 mod memory;

@@ -92,6 +92,7 @@ impl Scope {
         let shared = clock.shared();
         let old = shared.groups.lock().age(clock.open_scopes().opened(), shared.age());
         drop(old); // without the lock
+        shared.idle.age(clock.open_scopes().opened());
         Self {
             id,
             clock: clock.clone(),

@@ -111,7 +111,7 @@ impl Uploads {
     }
 
     pub(crate) fn new(shared: Arc<Shared>, sizes: (u64, u64), in_flight: InFlight) -> Self {
-        Self(Arc::new(Staging::new(shared, None, sizes, in_flight)))
+        Self(Staging::new(shared, None, sizes, in_flight))
     }
 }
 
@@ -133,7 +133,7 @@ impl FrameData {
             shared.limits.min_storage_buffer_offset_alignment,
         );
         let staging = Staging::new(shared, Some(usages), sizes, in_flight);
-        Self { staging: Arc::new(staging), alignment: u64::from(uniform.max(storage)) }
+        Self { staging, alignment: u64::from(uniform.max(storage)) }
     }
 }
 
