@@ -153,14 +153,17 @@ impl Class {
         (PER_DOUBLING + eighth + 1) << (doubling + FINE.ilog2() as usize - 3)
     }
 
-    /// Returns whether so many bytes are a multiple of the class's size.
+    /// Returns how many blocks of the class have so many bytes together; `None` if that is no whole
+    /// number.
     ///
     /// It multiplies instead of dividing (Lemire, Kaser and Kurz, Faster remainder by direct
     /// computation, 2019), exact below 2^32.
     #[inline]
-    pub(crate) fn divides(self, bytes: u32) -> bool {
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves of a product")]
+    pub(crate) fn blocks_in(self, bytes: u32) -> Option<usize> {
         let inverse = INVERSES[self.number() % CLASSES];
-        u64::from(bytes).wrapping_mul(inverse) < inverse
+        let product = u128::from(bytes) * u128::from(inverse);
+        ((product as u64) < inverse).then_some((product >> u64::BITS) as usize)
     }
 
     /// Returns the alignment of the class's blocks in bytes, at most 4096.
@@ -202,9 +205,9 @@ mod tests {
         for class in Class::all() {
             let bytes = u32::try_from(class.bytes()).unwrap();
             for count in [0, 1, 2, 3, 100] {
-                assert!(class.divides(count * bytes), "{class:?}");
-                assert!(!class.divides(count * bytes + 1), "{class:?}");
-                assert!(!class.divides(count * bytes + bytes - 1), "{class:?}");
+                assert_eq!(class.blocks_in(count * bytes), Some(count as usize), "{class:?}");
+                assert_eq!(class.blocks_in(count * bytes + 1), None, "{class:?}");
+                assert_eq!(class.blocks_in(count * bytes + bytes - 1), None, "{class:?}");
             }
         }
         assert_eq!(of(LARGEST_PART + 1, 1).map(Class::is_paged), Some(true));

@@ -176,10 +176,7 @@ impl Depot {
                 list.take_late(&mut held);
             }
             let result = work(&mut held);
-            list.recent.store(held.inside.len, Relaxed);
-            list.cap.store(held.inside.cap, Relaxed);
-            list.free.store(held.inside.spans.free, Relaxed);
-            list.spans.store(held.inside.spans.count, Relaxed);
+            list.publish(held.inside);
             (result, held.inside.spans.take_invalid())
         })?;
         if !invalid.is_null() {
@@ -230,9 +227,12 @@ impl Depot {
         let asked = (next - cap) * block;
         let before = self.room.fetch_add(asked, Relaxed);
         let fits = self.most_now(held.pages).saturating_sub(before).min(asked) / block;
-        self.room.fetch_sub(asked - fits * block, Relaxed);
         held.inside.cap += fits as u32;
-        fits * block == asked
+        let has_room = fits * block == asked;
+        if !has_room {
+            self.room.fetch_sub(asked - fits * block, Relaxed);
+        }
+        has_room
     }
 
     /// Takes room from the classes that come next, of [`CLASSES_FOR_ROOM`] at most: of each at most a batch

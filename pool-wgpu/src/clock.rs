@@ -5,8 +5,9 @@
 
 use crate::open::{NotOpen, OpenScopes, QUEUE, point_of};
 use crate::receipts::Receipts;
-use crate::shared::{Shared, ToZero, lost};
+use crate::shared::{Shared, lost};
 use crate::signals::Signals;
+use crate::zeroing::ToZero;
 use pool_core::port::Order;
 use pool_core::{DeviceError, StreamClock, Why};
 use std::fmt;

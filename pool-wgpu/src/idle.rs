@@ -5,7 +5,7 @@ use pool_core::{DeviceError, Why};
 use std::sync::{Arc, Weak};
 
 /// Textures or chunks that wait for an owner.
-pub(crate) trait Idle: Send + Sync {
+pub(crate) trait Spare: Send + Sync {
     /// Gives all of them back to wgpu. Returns whether there were any.
     fn clear(&self) -> bool;
 
@@ -15,11 +15,11 @@ pub(crate) trait Idle: Send + Sync {
 
 /// All that is idle on one device.
 #[derive(Default)]
-pub(crate) struct IdleMemory(Mutex<Vec<Weak<dyn Idle>>>);
+pub(crate) struct IdleMemory(Mutex<Vec<Weak<dyn Spare>>>);
 
 impl IdleMemory {
     /// Adds memory, for as long as somebody has it.
-    pub(crate) fn add(&self, memory: Weak<dyn Idle>) {
+    pub(crate) fn add(&self, memory: Weak<dyn Spare>) {
         let mut all = self.0.lock();
         all.retain(|one| one.strong_count() > 0);
         all.push(memory);
@@ -51,7 +51,7 @@ impl IdleMemory {
     }
 
     /// Without the lock while they are asked.
-    fn living(&self) -> Vec<Arc<dyn Idle>> {
+    fn living(&self) -> Vec<Arc<dyn Spare>> {
         self.0.lock().iter().filter_map(Weak::upgrade).collect()
     }
 }

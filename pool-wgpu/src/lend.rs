@@ -1,24 +1,26 @@
 //! Pooled buffers of a scope as wgpu's own, for programs that pass those on.
 
 use crate::allocator::WgpuAllocator;
+use crate::clock::{Scopes, WgpuStream};
 use crate::scope::Scope;
-use crate::view::Usage;
-use pool_core::{AllocError, BucketPool, DeviceError, PooledBuffer};
+use crate::view::sealed::Part as _;
+use crate::view::{Access, BufferPart, Usage};
+use pool_core::{AllocError, BucketPool, DeviceAllocator, DeviceError, PooledBuffer};
 use wgpu::{Buffer, BufferUsages};
 
 impl Scope {
-    /// Takes a buffer of a pool for work of this scope.
+    /// Takes a buffer of a pool for work of this scope, or a piece of a slab.
     ///
-    /// See [`Scope::lend`] for an example.
+    /// See [`Scope::lend`] for an example, and [`Role`](crate::Role) for one with slabs.
     ///
     /// # Errors
     ///
     /// As for [`BucketPool::allocate_on`].
-    pub fn take(
+    pub fn take<A: DeviceAllocator<Clock = Scopes>>(
         &self,
-        pool: &BucketPool<WgpuAllocator>,
+        pool: &BucketPool<A>,
         bytes: u64,
-    ) -> Result<PooledBuffer<WgpuAllocator>, AllocError> {
+    ) -> Result<PooledBuffer<A>, AllocError> {
         pool.allocate_on(&self.stream(), bytes)
     }
 
@@ -52,8 +54,12 @@ impl Scope {
         pool.allocate_kind(&self.stream(), bytes, Usage::new(usages))
     }
 
-    /// Takes a buffer of a pool that the commands fill before they read it: it is not zeroed, and shows
-    /// what its last owner left, like memory of a pool that was built with `ZeroPolicy::Never`.
+    /// Takes a buffer, or a piece of a slab, that the commands of this scope fill before they read it. It is not
+    /// zeroed ahead of them: until they have filled it, its bytes are those of its last owner.
+    ///
+    /// No other byte of another owner shows: the rest of a buffer that is larger than the request is zeroed, and
+    /// so is all of it where the scope is dropped or wgpu refuses its commands, since they have not filled it
+    /// then. A part that [`Scope::upload`] or [`Scope::copy`] has filled counts as filled.
     ///
     /// # Errors
     ///
@@ -73,16 +79,67 @@ impl Scope {
     /// # }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn take_to_fill(
+    pub fn take_to_fill<A>(
+        &self,
+        pool: &BucketPool<A>,
+        bytes: u64,
+    ) -> Result<PooledBuffer<A>, AllocError>
+    where
+        A: DeviceAllocator<Clock = Scopes>,
+        for<'b> A::View<'b>: BufferPart,
+    {
+        self.promise(|on| pool.allocate_on(on, bytes))
+    }
+
+    /// Takes a buffer for these uses that the commands of this scope fill, as [`Scope::take_to_fill`] does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::allocate_on`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// use wgpu::BufferUsages;
+    ///
+    /// let scope = pool.allocator().scope();
+    /// let usages = BufferUsages::STORAGE | BufferUsages::INDIRECT;
+    /// let counts = scope.take_kind_to_fill(&pool, 16, usages)?; // a dispatch writes them
+    /// let mapped = scope.take_kind_to_fill(&pool, 16, BufferUsages::MAP_READ).unwrap_err();
+    /// assert_eq!(mapped.why(), Why::Unsupported);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn take_kind_to_fill(
         &self,
         pool: &BucketPool<WgpuAllocator>,
         bytes: u64,
+        usages: BufferUsages,
     ) -> Result<PooledBuffer<WgpuAllocator>, AllocError> {
+        self.promise(|on| pool.allocate_kind(on, bytes, Usage::new(usages)))
+    }
+
+    /// Takes what the program's commands fill.
+    fn promise<A>(
+        &self,
+        take: impl FnOnce(&WgpuStream) -> Result<PooledBuffer<A>, AllocError>,
+    ) -> Result<PooledBuffer<A>, AllocError>
+    where
+        A: DeviceAllocator<Clock = Scopes>,
+        for<'b> A::View<'b>: BufferPart,
+    {
         let on = self.stream();
         let count = self.table().count_zeroing(on.scope());
-        let taken = pool.allocate_on(&on, bytes)?;
-        if let Ok(used) = taken.on(&on) {
-            drop(self.table().take_zeroing_after(on.scope(), count, (*used).buffer));
+        let taken = take(&on)?;
+        if let Ok(used) = taken.on(&on)
+            && let Ok(place) = used.place(&on, Access::Write)
+        {
+            self.table().promise(on.scope(), count, place.buffer, &place.bytes_of_buffer());
         }
         Ok(taken)
     }

@@ -75,6 +75,7 @@ mod transfer;
 mod uploads;
 mod view;
 mod written;
+mod zeroing;
 
 pub use allocator::WgpuAllocator;
 pub use clock::{Scopes, WgpuStream};

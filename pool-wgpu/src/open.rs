@@ -1,8 +1,9 @@
 //! The table of open scopes: how far each is, what must be zeroed ahead of its commands, and
 //! whether its buffers may be in an encoder that the pool does not own.
 
-use crate::shared::{Shared, ToZero};
+use crate::shared::Shared;
 use crate::written::{Ranges, hash_of};
+use crate::zeroing::{ToZero, Zeroing};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -54,9 +55,7 @@ struct OpenScope {
     step: u64,
     /// What came before this point is submitted.
     flushed: u64,
-    /// Zeroing that must run ahead of its present step. No scope takes another's: between taking
-    /// and submitting, a block of it could come to another scope, whose write is then zeroed.
-    to_zero: Vec<ToZero>,
+    zeroing: Zeroing,
     /// What was lent to the program while the scope's own encoder was not: bytes of buffers, and textures
     /// as one byte. It is searched where an upload may be a mistake, and added to by each lend.
     lent: Ranges,
@@ -66,6 +65,8 @@ struct OpenScope {
     has_kept: bool,
     /// Whether the scope's own encoder was lent to the program.
     recorded: bool,
+    /// How often it was.
+    lent_encoder: u64,
     /// Its commands were handed to the program, which submits them.
     yielded: bool,
 }
@@ -141,7 +142,7 @@ impl OpenScopes {
         loop {
             let to_zero = {
                 let mut scopes = self.scopes.lock();
-                match scopes.get_mut(&scope).map(|open| std::mem::take(&mut open.to_zero)) {
+                match scopes.get_mut(&scope).map(|open| open.zeroing.take_all()) {
                     Some(to_zero) if !to_zero.is_empty() => to_zero,
                     _ => break,
                 }
@@ -194,7 +195,7 @@ impl OpenScopes {
         match self.scopes.lock().get_mut(&scope) {
             Some(open) if open.yielded => Err((to_zero, NotOpen::Yielded)),
             Some(open) => {
-                open.to_zero.push(to_zero);
+                open.zeroing.add(to_zero);
                 Ok(())
             }
             None => Err((to_zero, NotOpen::Closed)),
@@ -204,13 +205,15 @@ impl OpenScopes {
     /// Takes the zeroing of the present step, which the caller submits.
     pub(crate) fn take_zeroing(&self, scope: u64) -> Vec<ToZero> {
         let mut scopes = self.scopes.lock();
-        scopes.get_mut(&scope).map(|open| std::mem::take(&mut open.to_zero)).unwrap_or_default()
+        scopes.get_mut(&scope).map(|open| open.zeroing.take_ahead()).unwrap_or_default()
     }
 
     /// Puts back zeroing that was taken and not submitted.
     pub(crate) fn put_back(&self, scope: u64, to_zero: Vec<ToZero>) {
         if let Some(open) = self.scopes.lock().get_mut(&scope) {
-            open.to_zero.extend(to_zero);
+            for zero in to_zero {
+                open.zeroing.add(zero);
+            }
         }
     }
 
@@ -220,7 +223,7 @@ impl OpenScopes {
         let mut scopes = self.scopes.lock();
         let Some(open) = scopes.get_mut(&scope) else { return Vec::new() };
         open.yielded = true;
-        open.to_zero.clone()
+        open.zeroing.ahead()
     }
 
     /// Ends a step, whose memory serves the next one. Returns the zeroing ahead of the step that ended; `None`
@@ -230,7 +233,7 @@ impl OpenScopes {
         let mut scopes = self.scopes.lock();
         let open = scopes.get_mut(&scope).filter(|open| !open.keeps_blocks())?;
         open.step = open.advance();
-        Some(std::mem::take(&mut open.to_zero))
+        Some(open.zeroing.take_ahead())
     }
 
     /// What was recorded so far was submitted. Nothing is known of a scope whose buffers may be in the
@@ -294,6 +297,7 @@ impl OpenScopes {
     pub(crate) fn record(&self, scope: u64) {
         self.change(scope, |open| {
             open.recorded = true;
+            open.lent_encoder += 1;
             open.advance();
         });
     }
@@ -349,29 +353,52 @@ impl OpenScopes {
         self.keeping.load(Relaxed) > 0 && self.scopes.lock().get(&scope).is_some_and(is)
     }
 
-    /// How many ranges must be zeroed ahead of the scope's present step.
-    pub(crate) fn count_zeroing(&self, scope: u64) -> usize {
-        self.scopes.lock().get(&scope).map_or(0, |open| open.to_zero.len())
+    /// How many ranges were added to the scope's zeroing.
+    pub(crate) fn count_zeroing(&self, scope: u64) -> u64 {
+        self.scopes.lock().get(&scope).map_or(0, |open| open.zeroing.count())
     }
 
-    /// Takes the zeroing of a buffer in a scope that was added after so many.
-    pub(crate) fn take_zeroing_after(
-        &self,
-        scope: u64,
-        count: usize,
-        buffer: &Buffer,
-    ) -> Option<ToZero> {
-        let mut scopes = self.scopes.lock();
-        let to_zero = &mut scopes.get_mut(&scope)?.to_zero;
-        let at = to_zero.iter().skip(count).position(|zero| zero.is_of(buffer))?;
-        Some(to_zero.remove(count + at))
+    /// The program fills these bytes, which were taken after so many ranges were added ([`Zeroing::promise`]).
+    pub(crate) fn promise(&self, scope: u64, count: u64, buffer: &Buffer, bytes: &Range<u64>) {
+        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+            open.zeroing.promise(count, buffer, bytes, open.lent_encoder);
+        }
+    }
+
+    /// An upload or a copy of the scope fills these bytes ([`Zeroing::fill`]).
+    pub(crate) fn fill(&self, scope: u64, buffer: &Buffer, bytes: &Range<u64>, is_first: bool) {
+        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+            open.zeroing.fill(buffer, bytes, is_first);
+        }
+    }
+
+    /// All copies of the scope were handed over, and its commands, if wgpu took them.
+    pub(crate) fn ran(&self, scope: u64, commands: bool) {
+        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+            open.zeroing.copies_ran();
+            if commands {
+                open.zeroing.commands_ran(open.lent_encoder);
+            }
+        }
+    }
+
+    /// Parts of a scope that was handed over were submitted: its prologue, the program's commands.
+    pub(crate) fn parts_ran(&self, scope: u64, (prologue, commands): (bool, bool)) {
+        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+            if prologue {
+                open.zeroing.ahead_ran();
+            }
+            if commands {
+                open.zeroing.commands_ran(u64::MAX);
+            }
+        }
     }
 
     /// Takes the zeroing of a buffer that leaves its pool, where the scope has no step that did not run.
     pub(crate) fn take_zeroing_of(&self, buffer: &Buffer) -> Vec<ToZero> {
         let mut scopes = self.scopes.lock();
         let new = scopes.values_mut().filter(|open| open.step == open.flushed && !open.yielded);
-        new.flat_map(|open| open.to_zero.extract_if(.., |zero| zero.is_of(buffer))).collect()
+        new.flat_map(|open| open.zeroing.take_of(buffer)).collect()
     }
 
     /// Whether the encoder of the scope was lent.

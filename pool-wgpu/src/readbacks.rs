@@ -4,7 +4,7 @@
 //! the commands stamp the end of the chunk with a nonce, and a chunk without it brought nothing.
 
 use crate::arrival::{Arrival, Outcome};
-use crate::idle;
+use crate::idle::Spare;
 use crate::nonces::{Nonce, Nonces};
 use crate::shared::Shared;
 use parking_lot::Mutex;
@@ -214,7 +214,7 @@ impl ReadMemory {
     }
 }
 
-impl idle::Idle for ReadMemory {
+impl Spare for ReadMemory {
     fn clear(&self) -> bool {
         self.take_in();
         let Idle { by_size, bytes } = std::mem::take(&mut *self.idle.lock());

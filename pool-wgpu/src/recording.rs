@@ -1,8 +1,9 @@
 //! The commands that a scope has recorded: copies of uploads, an encoder, and the steps before.
 
-use crate::shared::{Shared, ToZero};
+use crate::shared::Shared;
 use crate::staging::{Chunk, Staging};
 use crate::written::{Ranges, hash_of};
+use crate::zeroing::ToZero;
 use pool_core::DeviceError;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,6 +24,8 @@ pub(crate) struct Recording {
     copies: Vec<Copy>,
     /// What the copies write.
     uploaded: Ranges,
+    /// What copies ahead of the encoder's commands read.
+    read: Ranges,
     /// Staging memory that copies read, and placed data.
     chunks: Vec<Chunk>,
     /// The buffers of the chunks, also once those are unmapped: copies know them by their numbers.
@@ -159,6 +162,7 @@ impl Recording {
         bytes: u64,
     ) {
         self.uploaded.add(hash_of(to), &(at..at + bytes));
+        self.read.add(hash_of(from), &(start..start + bytes));
         let (from, to) = (from.clone(), to.clone());
         self.copies.push(Copy::Between { from, start, to, at, bytes });
     }
@@ -177,6 +181,11 @@ impl Recording {
     /// Whether an upload or a copy of the scope writes some of these bytes.
     pub(crate) fn uploads_to(&self, to: &Buffer, bytes: &Range<u64>) -> bool {
         self.uploaded.has(hash_of(to), bytes)
+    }
+
+    /// Whether a copy that is recorded now comes ahead of all that reads these bytes in the present step.
+    pub(crate) fn is_first(&self, to: &Buffer, bytes: &Range<u64>) -> bool {
+        self.encoder.is_none() && !self.read.has(hash_of(to), bytes)
     }
 
     pub(crate) fn has_copies(&self) -> bool {
@@ -207,6 +216,7 @@ impl Recording {
         } else {
             self.ahead.append(&mut self.copies);
         }
+        self.read.clear();
         let copies = std::mem::take(&mut self.ahead);
         let commands = self.encoder.take().map(|encoder| shared.finish(encoder));
         if !to_zero.is_empty() || !copies.is_empty() || commands.is_some() {

@@ -213,6 +213,7 @@ impl Scope {
         self.may_record_with(&from)?;
         self.may_write_ahead(to.buffer, &(at..at + bytes))?;
         self.recording.copy((from.buffer, start), (to.buffer, at), bytes);
+        self.fill_ahead(to.buffer, &(at..at + bytes));
         Ok(())
     }
 }

@@ -4,10 +4,10 @@
 use crate::groups::Groups;
 use crate::idle::IdleMemory;
 use crate::leaked::LeakedClones;
+use crate::zeroing::ToZero;
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
 use std::future::Future;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use wgpu::{
-    Buffer, BufferDescriptor, BufferSize, COPY_BUFFER_ALIGNMENT, CommandBuffer, CommandEncoder,
-    CommandEncoderDescriptor, Device, DeviceLostReason, ErrorFilter, Limits, PollType, Queue,
-    SubmissionIndex, Texture, TextureViewDescriptor,
+    Buffer, BufferDescriptor, BufferSize, CommandBuffer, CommandEncoder, CommandEncoderDescriptor,
+    Device, DeviceLostReason, ErrorFilter, Limits, PollType, Queue, SubmissionIndex, Texture,
+    TextureViewDescriptor,
 };
 
 /// Scopes that are opened after the last use of a bind group until it goes, unless the program says
@@ -67,34 +67,6 @@ struct Faults {
     /// How many there were.
     count: u64,
     told: Option<OnFault>,
-}
-
-/// A range that must read as zeroes before its scope's commands run.
-#[derive(Clone)]
-pub(crate) struct ToZero {
-    buffer: Buffer,
-    bytes: Range<u64>,
-}
-
-impl ToZero {
-    /// Whole words, the rounding tail among them.
-    pub(crate) fn new(buffer: &Buffer, bytes: Range<u64>) -> Self {
-        let end = bytes.end.next_multiple_of(COPY_BUFFER_ALIGNMENT).min(buffer.size());
-        Self { buffer: buffer.clone(), bytes: bytes.start..end }
-    }
-
-    pub(crate) fn is_of(&self, buffer: &Buffer) -> bool {
-        self.buffer == *buffer
-    }
-
-    pub(crate) fn record(&self, encoder: &mut CommandEncoder) {
-        let Self { buffer, bytes } = self;
-        encoder.clear_buffer(buffer, bytes.start, Some(bytes.end - bytes.start));
-    }
-
-    pub(crate) fn buffer(&self) -> &Buffer {
-        &self.buffer
-    }
 }
 
 /// The callback for the loss of the device. Dropped before it was called, it was replaced.

@@ -56,6 +56,7 @@ struct Ending {
     open: Weak<OpenScopes>,
     scope: u64,
     was_prologue_submitted: AtomicBool,
+    were_commands_submitted: AtomicBool,
 }
 
 /// The prologue of a scope, or the program's commands, until they are submitted or dropped.
@@ -74,8 +75,9 @@ impl Half {
 
 impl Drop for Half {
     fn drop(&mut self) {
-        if self.is_prologue {
-            self.of.was_prologue_submitted.store(self.submitted, SeqCst);
+        match self.is_prologue {
+            true => self.of.was_prologue_submitted.store(self.submitted, SeqCst),
+            false => self.of.were_commands_submitted.store(self.submitted, SeqCst),
         }
         if let (Some(signals), Some(shared)) = (self.of.signals.upgrade(), self.of.shared.upgrade())
         {
@@ -89,11 +91,10 @@ impl Drop for Ending {
         let (Some(shared), Some(open)) = (self.shared.upgrade(), self.open.upgrade()) else {
             return;
         };
-        match self.was_prologue_submitted.load(SeqCst) {
-            true => open.close_submitted(self.scope),
-            // Its blocks are zeroed now.
-            false => open.close(self.scope, &shared),
-        }
+        let prologue = self.was_prologue_submitted.load(SeqCst);
+        open.parts_ran(self.scope, (prologue, self.were_commands_submitted.load(SeqCst)));
+        // Blocks that the other part would have zeroed or filled are zeroed now.
+        open.close(self.scope, &shared);
         if let Some(signals) = self.signals.upgrade() {
             signals.forget(self.scope);
         }
@@ -120,6 +121,7 @@ impl Signals {
             open: Arc::downgrade(open),
             scope,
             was_prologue_submitted: AtomicBool::new(prologue.is_none()),
+            were_commands_submitted: AtomicBool::new(false),
         });
         for (commands, is_prologue, word) in halves {
             self.0.lock().asked.insert((scope, is_prologue), Asked::Word(word.clone()));

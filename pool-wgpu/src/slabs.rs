@@ -2,8 +2,7 @@
 //!
 //! wgpu tracks the use of a buffer as a whole: within a dispatch, a buffer that one binding writes
 //! may have no binding of another sort, and a copy may not stay inside of one buffer. So pieces of
-//! a slab are sound only where all of them are bound alike. The role is a type, and a view of one
-//! offers the one binding that its role has.
+//! a slab are sound only where all of them are bound alike. The role is a type.
 #![expect(unsafe_code, reason = "the port's; wgpu checks every range")]
 
 use crate::allocator::WgpuAllocator;
@@ -16,25 +15,67 @@ use pool_core::{DeviceAllocator, DeviceError};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
-use wgpu::{BindingResource, Buffer, BufferUsages, Limits};
+use wgpu::{BindingResource, Buffer, BufferSlice, BufferUsages, Limits};
 
-/// The binding that all pieces of a slab have.
+/// The uses that all pieces of a slab have.
 ///
 /// A role of the program's own promises that commands use all pieces alike: within a dispatch or a draw
 /// that one piece is written in, all others are bound in the same way, and nothing copies between two
-/// pieces.
+/// pieces. A dispatch whose arguments are in a slab binds none of its pieces to be written.
+///
+/// ```
+/// # use pool_core::{ArenaConfig, BucketPool, KIB, MIB};
+/// # use pool_wgpu::{Role, WgpuAllocator, WgpuSlabs, wgpu};
+/// # #[cfg(feature = "noop")] {
+/// # let (device, queue) = wgpu::Device::noop(&Default::default());
+/// # let device = WgpuAllocator::new(device, queue);
+/// use wgpu::BufferUsages;
+///
+/// /// Tensors, as burn has them: all bindings are `read_write`.
+/// enum Tensors {}
+///
+/// impl Role for Tensors {
+///     const USAGES: BufferUsages =
+///         BufferUsages::STORAGE.union(BufferUsages::INDIRECT).union(BufferUsages::COPY_SRC);
+/// }
+///
+/// let slabs = WgpuSlabs::<Tensors>::new(device.clone().labelled("tensors"));
+/// let pool = BucketPool::builder(slabs).arena(ArenaConfig::segments(MIB)).build();
+/// let mut scope = device.scope();
+/// let _ = scope.encoder(); // whose commands use it
+/// let on = scope.stream();
+/// let sum = scope.take(&pool, 4 * KIB)?; // begins as zeroes
+/// let product = scope.take_to_fill(&pool, 4 * KIB)?; // a kernel writes all of it
+/// let view = product.on(&on)?;
+/// let entry = wgpu::BindGroupEntry { binding: 0, resource: view.binding()? };
+/// assert!(view.buffer()?.usage().contains(BufferUsages::INDIRECT));
+/// # scope.submit()?;
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Role: Send + Sync + 'static {
-    /// The uses of a slab.
+    /// The uses of a slab, to which `COPY_DST` is added.
     const USAGES: BufferUsages;
-    /// Pieces are bound at multiples of this many bytes.
-    fn alignment(limits: &Limits) -> u32;
+
+    /// Pieces begin at multiples of this many bytes: where each of the uses may begin, unless the role says
+    /// otherwise. For vertices that is 16, which fits four floats; wgpu's own is 4.
+    fn alignment(limits: &Limits) -> u32 {
+        let uses = [
+            (BufferUsages::UNIFORM, limits.min_uniform_buffer_offset_alignment),
+            (BufferUsages::STORAGE, limits.min_storage_buffer_offset_alignment),
+            (BufferUsages::VERTEX, 16),
+        ];
+        let uses = uses.into_iter().filter(|(usage, _)| Self::USAGES.contains(*usage));
+        uses.map(|(_, alignment)| alignment).fold(4, u32::max)
+    }
 }
 
 /// Uniform data: written by copies and by the queue, read by shaders.
 #[derive(Clone, Copy, Debug)]
 pub enum Uniform {}
 
-/// Storage that shaders read and write, all of whose bindings are `read_write`.
+/// Storage that shaders read and write, all of whose bindings are `read_write`: for layouts that say
+/// `read_only: false`.
 #[derive(Clone, Copy, Debug)]
 pub enum ReadWrite {}
 
@@ -52,38 +93,22 @@ pub enum Indirect {}
 
 impl Role for Uniform {
     const USAGES: BufferUsages = BufferUsages::UNIFORM.union(BufferUsages::COPY_SRC);
-    fn alignment(limits: &Limits) -> u32 {
-        limits.min_uniform_buffer_offset_alignment
-    }
 }
 
 impl Role for ReadWrite {
     const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC);
-    fn alignment(limits: &Limits) -> u32 {
-        limits.min_storage_buffer_offset_alignment
-    }
 }
 
 impl Role for Vertex {
     const USAGES: BufferUsages = BufferUsages::VERTEX.union(BufferUsages::COPY_SRC);
-    /// wgpu's own is 4; 16 fits vertices of four floats.
-    fn alignment(_: &Limits) -> u32 {
-        16
-    }
 }
 
 impl Role for Index {
     const USAGES: BufferUsages = BufferUsages::INDEX.union(BufferUsages::COPY_SRC);
-    fn alignment(_: &Limits) -> u32 {
-        4
-    }
 }
 
 impl Role for Indirect {
     const USAGES: BufferUsages = BufferUsages::INDIRECT.union(BufferUsages::COPY_SRC);
-    fn alignment(_: &Limits) -> u32 {
-        4
-    }
 }
 
 /// Buffers of one device that a pool with an arena splits.
@@ -133,21 +158,20 @@ impl<R: Role> WgpuSlabs<R> {
     }
 }
 
-impl SlabView<'_, Uniform> {
-    /// A uniform binding.
+impl<'b, R: Role> SlabView<'b, R> {
+    /// The slab.
     ///
-    /// See [`SlabView::write`] for an example.
+    /// See [`WgpuSlabs`] for an example.
     ///
     /// # Errors
     ///
-    /// As for [`WgpuView::binding`].
-    pub fn uniform(&self) -> Result<BindingResource<'_>, DeviceError> {
-        self.view.binding()
+    /// As for [`WgpuView::buffer`].
+    pub fn buffer(&self) -> Result<&'b Buffer, DeviceError> {
+        self.view.buffer()
     }
-}
 
-impl SlabView<'_, ReadWrite> {
-    /// A storage binding, for a layout that says `read_only: false`.
+    /// The binding of the piece, for a bind group; for [`Uniform`] a uniform binding, for the other roles
+    /// that can be bound a storage binding.
     ///
     /// # Errors
     ///
@@ -168,27 +192,23 @@ impl SlabView<'_, ReadWrite> {
     /// let on = scope.stream();
     /// let piece = pool.allocate_on(&on, 256)?;
     /// let view = piece.on(&on)?;
-    /// let entry = wgpu::BindGroupEntry { binding: 0, resource: view.read_write()? };
+    /// let entry = wgpu::BindGroupEntry { binding: 0, resource: view.binding()? };
     /// scope.submit()?;
-    /// assert_eq!(view.read_write().unwrap_err().why, Why::Foreign); // the scope has ended
+    /// assert_eq!(view.binding().unwrap_err().why, Why::Foreign); // the scope has ended
     /// # }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn read_write(&self) -> Result<BindingResource<'_>, DeviceError> {
+    pub fn binding(&self) -> Result<BindingResource<'b>, DeviceError> {
         self.view.binding()
     }
-}
 
-impl<'b, R: Role> SlabView<'b, R> {
-    /// The slab.
-    ///
-    /// See [`WgpuSlabs`] for an example.
+    /// The bytes of the piece, for `RenderPass::set_vertex_buffer` and `set_index_buffer`.
     ///
     /// # Errors
     ///
     /// As for [`WgpuView::buffer`].
-    pub fn buffer(&self) -> Result<&'b Buffer, DeviceError> {
-        self.view.buffer()
+    pub fn slice(&self) -> Result<BufferSlice<'b>, DeviceError> {
+        self.view.slice()
     }
 
     /// Writes `data` at `offset` of the piece by the queue.
@@ -213,7 +233,7 @@ impl<'b, R: Role> SlabView<'b, R> {
     /// let scope = device.scope();
     /// let on = scope.stream();
     /// let view = piece.on(&on)?;
-    /// let entry = wgpu::BindGroupEntry { binding: 0, resource: view.uniform()? };
+    /// let entry = wgpu::BindGroupEntry { binding: 0, resource: view.binding()? };
     /// let refused = view.write(0, &[2; 64]).unwrap_err(); // in a scope, `Scope::upload` writes
     /// assert_eq!(refused.why, Why::Unsupported);
     /// # }

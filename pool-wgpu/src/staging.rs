@@ -2,7 +2,7 @@
 //! by the CPU and nothing else.
 
 use crate::arrival::{Arrival, Outcome};
-use crate::idle::Idle;
+use crate::idle::Spare;
 use crate::shared::Shared;
 use parking_lot::Mutex;
 use pool_core::port::Limit;
@@ -308,7 +308,7 @@ impl Staging {
     }
 }
 
-impl Idle for Staging {
+impl Spare for Staging {
     fn clear(&self) -> bool {
         let mut chunks = self.chunks.lock();
         self.take_in(&mut chunks);

@@ -2,7 +2,7 @@
 
 use crate::binding::{Binding, bytes_of};
 use crate::clock::Scopes;
-use crate::idle::Idle;
+use crate::idle::Spare;
 use crate::scope::Scope;
 use crate::shared::Shared;
 use crate::view::sealed::Bound;
@@ -294,7 +294,7 @@ impl TexturePool {
     }
 }
 
-impl Idle for TexturePool {
+impl Spare for TexturePool {
     fn clear(&self) -> bool {
         let idle = {
             let mut kept = self.textures.lock();

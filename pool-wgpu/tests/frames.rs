@@ -200,7 +200,7 @@ fn slabs_are_cut_at_the_devices_alignment() {
             let (u, s) = (u.on(&on).unwrap(), s.on(&on).unwrap());
             assert!(u.offset().is_multiple_of(limits.min_uniform_buffer_offset_alignment.into()));
             assert!(s.offset().is_multiple_of(limits.min_storage_buffer_offset_alignment.into()));
-            assert!(u.uniform().is_ok() && s.read_write().is_ok());
+            assert!(u.binding().is_ok() && s.binding().is_ok());
             scope.upload(&uploads, &u, 0, &[turn; 100]).unwrap();
             scope.copy((&u, 0), (&s, 0), 100).unwrap();
             shown.push((turn, scope.read_back(&backs, &s, 0, 300).unwrap()));

@@ -148,6 +148,23 @@ impl ClassList {
         }
     }
 
+    /// Publishes the figures that have changed.
+    pub(super) fn publish(&self, inside: &Contents) {
+        let small = [
+            (&self.recent, inside.len),
+            (&self.cap, inside.cap),
+            (&self.spans, inside.spans.count),
+        ];
+        for (figure, now) in small {
+            if figure.load(Relaxed) != now {
+                figure.store(now, Relaxed);
+            }
+        }
+        if self.free.load(Relaxed) != inside.spans.free {
+            self.free.store(inside.spans.free, Relaxed);
+        }
+    }
+
     /// Leaves a block to the next thread that has the lock.
     #[cold]
     #[expect(clippy::cast_ptr_alignment, reason = "blocks are aligned to 16 bytes")]

@@ -32,10 +32,9 @@ const CHUNK: usize = 2 << 20;
 #[expect(clippy::cast_possible_truncation, reason = "512, or 32 with pages of 64 KiB")]
 const CHUNK_PAGES: u32 = (CHUNK / PAGE) as u32;
 
-/// Bytes of the range for which the marks of free blocks have one bit. Blocks of spans begin at multiples of it.
-pub(super) const PER_MARK: usize = 16;
-/// Bytes of the range for which they have one word.
-const PER_WORD: usize = PER_MARK * u64::BITS as usize;
+/// Bytes of the range for which the marks of free blocks have one word: as many as the smallest blocks need,
+/// of 16 bytes with one bit each.
+pub(super) const PER_WORD: usize = 16 * u64::BITS as usize;
 
 /// A reserved range of addresses, and before it the maps of its pages.
 ///
@@ -54,8 +53,8 @@ pub(super) struct Space {
     usable: usize,
     /// One bit for each chunk, set if it is open.
     open: &'static mut [u64],
-    /// One bit for every [`PER_MARK`] bytes of the range, set if a free block of a span begins there: the
-    /// end of the words, the first of which comes last.
+    /// A word for every [`PER_WORD`] bytes of the range, for the marks of the free blocks of spans: the end
+    /// of the words, the first of which comes last.
     pub(super) marks: *mut AtomicU64,
 }
 

@@ -3,8 +3,8 @@
 //! ```text
 //!   pages   |span of a class                    |run of a large block |
 //!   map     |class,0|class,1|class,2|class,3|...|length|.|.|.|.|length|
-//!   marks   |..1.1.1|1...1.1|.......|1.1.1.1|...  one bit for every 16 bytes, set where a free block
-//!                                                 of a span begins
+//!   marks   |1.11...                     |...     one bit for each block of a span, set while it is
+//!                                                 free: in the first words of the span's pages
 //! ```
 //!
 //! A block has no header: from its address follow the page, from the page's entry the class and the
@@ -17,7 +17,7 @@
 #![expect(unsafe_code, reason = "blocks are addresses in pages")]
 
 use super::page::{Links, PageState};
-use super::space::PER_MARK;
+use super::space::PER_WORD;
 use super::{PAGE, Pages};
 use crate::class::Class;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -50,6 +50,11 @@ pub(crate) const fn span_bytes(class: Class) -> usize {
 /// Returns how many blocks a span has.
 pub(crate) const fn span_blocks(class: Class) -> usize {
     span_bytes(class) / class.bytes()
+}
+
+/// Returns the word and the bit in it that mark a block of a span.
+const fn mark_of(block: usize) -> (usize, u64) {
+    (block / BITS, 1 << (block % BITS))
 }
 
 /// The spans of a class that have a free block.
@@ -130,7 +135,7 @@ impl Spans {
         pages: &Pages,
     ) -> usize {
         let span = pages.links(first as usize);
-        let (free, marks) = (span.free_blocks(), pages.marks_of(first, span_bytes(class)));
+        let (free, marks) = (span.free_blocks(), pages.marks_of(first, class));
         let (base, most) = (pages.address(first), free.min(blocks.len()));
         let (mut taken, mut word, mut is_whole) = (0, span.first_word(), true);
         while taken < most {
@@ -143,7 +148,7 @@ impl Spans {
             while left != 0 && taken < most {
                 let bit = left.trailing_zeros() as usize;
                 left &= left - 1;
-                blocks[taken] = base.wrapping_add((word * BITS + bit) * PER_MARK);
+                blocks[taken] = base.wrapping_add((word * BITS + bit) * class.bytes());
                 taken += 1;
             }
             place.store(left, Relaxed);
@@ -165,11 +170,11 @@ impl Spans {
         for before in 0..count {
             pages.tag((first + before) as usize).set_span(class, before);
         }
-        let (marks, stride) = (pages.marks_of(first, bytes), class.bytes());
-        for block in 0..span_blocks(class) {
-            let at = block * stride / PER_MARK;
-            let word = marks.word(at / BITS);
-            word.store(word.load(Relaxed) | 1 << (at % BITS), Relaxed);
+        let mut left = span_blocks(class);
+        for word in pages.marks_of(first, class).0.iter().rev() {
+            let marked = left.min(BITS);
+            word.store(u64::MAX >> (BITS - marked), Relaxed);
+            left -= marked;
         }
         pages.links(first as usize).set_free_blocks(span_blocks(class), 0, self.now);
         self.count += 1;
@@ -187,18 +192,22 @@ impl Spans {
             self.invalid = block;
             return;
         };
-        let at = from_first as usize / PER_MARK;
-        let marks = pages.marks_of(first, span_bytes(class));
-        let place = marks.word(at / BITS);
-        let (word, mark) = (place.load(Relaxed), 1 << (at % BITS));
-        if its_class != class || word & mark != 0 || !class.divides(from_first) {
+        let number = class.blocks_in(from_first).filter(|_| its_class == class);
+        let marks = pages.marks_of(first, class);
+        let marked = number.and_then(|number| {
+            let (at, mark) = mark_of(number);
+            let word = marks.get(at)?;
+            let before = word.load(Relaxed);
+            (before & mark == 0).then(|| word.store(before | mark, Relaxed))?;
+            Some(at)
+        });
+        let Some(at) = marked else {
             self.invalid = block;
             return;
-        }
-        place.store(word | mark, Relaxed);
+        };
         let span = pages.links(first as usize);
         let free = span.free_blocks() + 1;
-        span.set_free_blocks(free, span.first_word().min(at / BITS), self.now);
+        span.set_free_blocks(free, span.first_word().min(at), self.now);
         self.free += 1;
         if free == 1 {
             self.link(first, pages);
@@ -214,7 +223,7 @@ impl Spans {
         self.unlink(first, pages);
         self.count -= 1;
         self.free -= span_blocks(class);
-        pages.marks_of(first, span_bytes(class)).0.iter().for_each(|word| word.store(0, Relaxed));
+        pages.marks_of(first, class).0.iter().for_each(|word| word.store(0, Relaxed));
         pages.make_run(first, span_bytes(class) / PAGE);
         // SAFETY: this is a used run again, and no thread has a block of it.
         unsafe { pages.give(pages.address(first)) };
@@ -306,10 +315,10 @@ fn give_back_of(
     pages: &Pages,
 ) -> (u32, bool) {
     let (bytes, stride) = (span_bytes(class), class.bytes());
-    let marks = pages.marks_of(first, bytes);
+    let marks = pages.marks_of(first, class);
     let is_free = |block: usize| {
-        let at = block * stride / PER_MARK;
-        marks.word(at / BITS).load(Relaxed) >> (at % BITS) & 1 == 1
+        let (at, mark) = mark_of(block);
+        marks.get(at).is_some_and(|word| word.load(Relaxed) & mark != 0)
     };
     *work = work.saturating_sub((span_blocks(class) - from_block) / BLOCKS);
     // The bytes from the last block that is in use on, up to the next one.
@@ -341,10 +350,6 @@ impl<'p> Marks<'p> {
     fn get(&self, word: usize) -> Option<&'p AtomicU64> {
         self.0.get(self.0.len().checked_sub(word + 1)?)
     }
-
-    fn word(&self, word: usize) -> &'p AtomicU64 {
-        &self.0[self.0.len() - 1 - word]
-    }
 }
 
 impl Pages {
@@ -373,9 +378,9 @@ impl Pages {
         Some((class, number - before, before * PAGE as u32 + in_page))
     }
 
-    /// Returns the marks of so many bytes from a page on.
-    fn marks_of(&self, first: u32, bytes: usize) -> Marks<'_> {
-        let (before, words) = (first as usize * PAGE / PER_MARK / BITS, bytes / PER_MARK / BITS);
+    /// Returns the marks of a span of the class that begins at a page.
+    fn marks_of(&self, first: u32, class: Class) -> Marks<'_> {
+        let (before, words) = (first as usize * PAGE / PER_WORD, span_blocks(class).div_ceil(BITS));
         let start = self.range.marks.load(Relaxed).wrapping_sub(before + words);
         // SAFETY: `Space::grow` made the marks of all pages that have entries readable and writable
         // for good, and the caller owns these pages. Zero bytes are valid numbers.

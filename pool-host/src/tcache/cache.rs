@@ -144,6 +144,9 @@ impl Cache {
     /// Lets a bin hold more blocks, if its thread may. If that holds many bytes then, or the bin has hardly
     /// any room, the thread soon takes room from bins that it does not use.
     fn widen(&self, local: &ThreadCache, held: &Held<'_>, class: Class) {
+        if !held.is_narrow(class) {
+            return; // without a look at words that all threads write
+        }
         let before = local.room_bytes();
         self.counting_room(local, || held.widen(class, self.most_of_thread(local)));
         let few = LEAST_OF_THREAD + self.pages.used_bytes() / PART_OF_UNUSED;

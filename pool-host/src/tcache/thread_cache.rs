@@ -549,6 +549,11 @@ impl Held<'_> {
         batch
     }
 
+    /// Returns whether a bin may ever hold more blocks than it may now.
+    pub(super) fn is_narrow(&self, class: Class) -> bool {
+        self.cap(class) < largest_cap(class)
+    }
+
     /// Lets a bin hold more blocks, four times as many, or those with which the thread holds `most`
     /// bytes.
     pub(super) fn widen(&self, class: Class, most: usize) {

@@ -3,8 +3,8 @@
 use super::{End, Scope};
 use crate::readbacks::Filling;
 use crate::recording::Submitted;
-use crate::shared::ToZero;
 use crate::staging::{Chunk, Unmapped};
+use crate::zeroing::ToZero;
 use pool_core::{DeviceError, Why};
 use wgpu::{CommandBuffer, CommandEncoder, SubmissionIndex};
 
@@ -93,6 +93,8 @@ impl Scope {
         let (staging, bound): (Vec<_>, Vec<_>) = chunks.partition(Unmapped::is_staging);
         self.placed.extend(bound);
         let Submitted { index, accepted } = recording.submit(shared);
+        self.refused |= !accepted;
+        self.table().ran(self.id, !self.refused);
         self.table().flushed(self.id);
         for chunk in staging {
             chunk.map_again(Some(&index));
@@ -100,7 +102,6 @@ impl Scope {
         for filling in self.reads_before.drain(..) {
             filling.submitted(&index);
         }
-        self.refused |= !accepted;
         self.shared().living()?;
         if accepted { Ok(index) } else { Err(refused_frame()) }
     }

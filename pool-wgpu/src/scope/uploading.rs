@@ -121,6 +121,7 @@ impl Scope {
         self.make_room(through, bytes, alignment)?;
         let (chunk, start, written) = self.stage(&through.0, bytes, alignment, write)?;
         self.recording.upload((chunk, start), (place.buffer, at), bytes);
+        self.fill_ahead(place.buffer, &range);
         Ok(written)
     }
 
@@ -199,6 +200,11 @@ impl Scope {
             return Err(DeviceError::new(Why::Unsupported, call));
         }
         Ok(())
+    }
+
+    /// A copy of the scope fills these bytes, which are not zeroed before where nothing sees that.
+    pub(super) fn fill_ahead(&self, buffer: &Buffer, range: &Range<u64>) {
+        self.table().fill(self.id, buffer, range, self.recording.is_first(buffer, range));
     }
 
     /// Flushes an eager scope whose chunk is full. Commands that wgpu refuses do not keep the upload from its

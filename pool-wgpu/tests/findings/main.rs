@@ -4,6 +4,7 @@
 mod apart;
 mod callbacks;
 mod destroyed;
+mod filled;
 mod groups;
 mod handles;
 mod kept;

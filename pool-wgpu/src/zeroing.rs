@@ -1,0 +1,280 @@
+//! What a scope owes to the next owner of its memory: ranges that it zeroes ahead of its commands, and ranges
+//! that these fill, which it zeroes only where they do not run.
+
+use crate::written::hash_of;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ops::Range;
+use wgpu::{Buffer, COPY_BUFFER_ALIGNMENT, CommandEncoder};
+
+/// A range that must read as zeroes before its scope's commands run.
+#[derive(Clone, Debug)]
+pub(crate) struct ToZero {
+    buffer: Buffer,
+    bytes: Range<u64>,
+}
+
+/// Ranges by the number of their buffer and where they begin, each with a number. Those of one buffer
+/// may overlap only where a step that was not submitted is put back.
+#[derive(Default)]
+struct RangesToZero(BTreeMap<(u64, u64), (ToZero, u64)>);
+
+/// The zeroing of a scope.
+#[derive(Default)]
+pub(crate) struct Zeroing {
+    /// Ahead of the present step, with the count by then. No scope takes another's: between taking and
+    /// submitting, a block of it could come to another scope, whose write is then zeroed.
+    ahead: RangesToZero,
+    /// What the program's commands fill, with how often the scope's encoder was lent before it was taken.
+    promised: RangesToZero,
+    /// What uploads and copies of the scope fill that were not handed over.
+    written: Vec<ToZero>,
+    /// How many ranges were added.
+    count: u64,
+}
+
+impl ToZero {
+    /// Whole words, the rounding tail among them.
+    pub(crate) fn new(buffer: &Buffer, bytes: Range<u64>) -> Self {
+        let end = bytes.end.next_multiple_of(COPY_BUFFER_ALIGNMENT).min(buffer.size());
+        Self { buffer: buffer.clone(), bytes: bytes.start..end }
+    }
+
+    fn part(&self, bytes: Range<u64>) -> Self {
+        Self { buffer: self.buffer.clone(), bytes }
+    }
+
+    pub(crate) fn is_of(&self, buffer: &Buffer) -> bool {
+        self.buffer == *buffer
+    }
+
+    pub(crate) fn record(&self, encoder: &mut CommandEncoder) {
+        let Self { buffer, bytes } = self;
+        encoder.clear_buffer(buffer, bytes.start, Some(bytes.end - bytes.start));
+    }
+
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+}
+
+impl RangesToZero {
+    /// Adds a range. Of two that begin alike the longer one stays, with the number of the first.
+    fn add(&mut self, zero: ToZero, number: u64) {
+        if zero.bytes.is_empty() {
+            return;
+        }
+        match self.0.entry((hash_of(&zero.buffer), zero.bytes.start)) {
+            Entry::Vacant(none) => {
+                none.insert((zero, number));
+            }
+            Entry::Occupied(mut there) => {
+                let bytes = &mut there.get_mut().0.bytes;
+                bytes.end = bytes.end.max(zero.bytes.end);
+            }
+        }
+    }
+
+    /// Takes the range that begins here, if its number is this or a later one.
+    fn take(&mut self, buffer: &Buffer, start: u64, number: u64) -> Option<ToZero> {
+        let key = (hash_of(buffer), start);
+        let (zero, added) = self.0.get(&key)?;
+        let is_it = zero.is_of(buffer) && *added >= number;
+        is_it.then(|| self.0.remove(&key).map(|(zero, _)| zero)).flatten()
+    }
+
+    /// Takes these bytes out of the ranges of a buffer. Returns what was in them. Unless it `splits`, a
+    /// range with more bytes on both sides stays whole.
+    fn cut(&mut self, buffer: &Buffer, bytes: &Range<u64>, splits: bool) -> Vec<ToZero> {
+        let (of, mut cut) = (hash_of(buffer), Vec::new());
+        while let Some((&key, (zero, _))) = self.0.range((of, 0)..(of, bytes.end)).next_back()
+            && zero.bytes.end > bytes.start
+        {
+            let there = zero.bytes.clone();
+            let inner = there.start.max(bytes.start)..there.end.min(bytes.end);
+            if !splits && there.start < inner.start && inner.end < there.end {
+                break;
+            }
+            let Some((zero, number)) = self.0.remove(&key) else { break };
+            self.add(zero.part(there.start..inner.start), number);
+            self.add(zero.part(inner.end..there.end), number);
+            cut.push(zero.part(inner));
+        }
+        cut
+    }
+
+    fn take_of(&mut self, buffer: &Buffer) -> Vec<ToZero> {
+        let of = hash_of(buffer);
+        let keys = (of, 0)..=(of, u64::MAX);
+        self.0.extract_if(keys, |_, _| true).map(|(_, (zero, _))| zero).collect()
+    }
+
+    fn take_all(&mut self) -> impl Iterator<Item = ToZero> + use<> {
+        std::mem::take(&mut self.0).into_values().map(|(zero, _)| zero)
+    }
+}
+
+impl Zeroing {
+    /// Adds a range to be zeroed ahead of the present step.
+    pub(crate) fn add(&mut self, zero: ToZero) {
+        self.ahead.add(zero, self.count);
+        self.count += 1;
+    }
+
+    /// How many ranges were added so far.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The program promises to fill these bytes, which a request took after so many ranges were added, and after
+    /// the scope's encoder was lent so often: they are not zeroed ahead. Where the request has a whole buffer,
+    /// the rest of it is. What needs no zeroing is not noted.
+    pub(crate) fn promise(&mut self, count: u64, buffer: &Buffer, bytes: &Range<u64>, lent: u64) {
+        let Some(zero) = self.ahead.take(buffer, bytes.start, count) else { return };
+        let filled = ToZero::new(buffer, bytes.clone());
+        if zero.bytes == (0..buffer.size()) {
+            self.add(zero.part(filled.bytes.end..zero.bytes.end));
+        }
+        self.promised.add(filled, lent);
+    }
+
+    /// An upload or a copy of the scope fills these bytes. If it runs ahead of all commands, and nothing reads
+    /// them before, it is as good as zeroing: they are not zeroed ahead where that leaves no more ranges.
+    pub(crate) fn fill(&mut self, buffer: &Buffer, bytes: &Range<u64>, is_first: bool) {
+        self.written.extend(self.promised.cut(buffer, bytes, true));
+        if is_first {
+            self.written.extend(self.ahead.cut(buffer, bytes, false));
+        }
+    }
+
+    /// Takes what is to be zeroed ahead of the present step.
+    pub(crate) fn take_ahead(&mut self) -> Vec<ToZero> {
+        self.ahead.take_all().collect()
+    }
+
+    /// What is to be zeroed ahead of the present step.
+    pub(crate) fn ahead(&self) -> Vec<ToZero> {
+        self.ahead.0.values().map(|(zero, _)| zero.clone()).collect()
+    }
+
+    /// Takes all of a buffer.
+    pub(crate) fn take_of(&mut self, buffer: &Buffer) -> Vec<ToZero> {
+        let mut all = self.ahead.take_of(buffer);
+        all.append(&mut self.promised.take_of(buffer));
+        all.extend(self.written.extract_if(.., |zero| zero.is_of(buffer)));
+        all
+    }
+
+    /// Takes all that the scope owes when it ends.
+    pub(crate) fn take_all(&mut self) -> Vec<ToZero> {
+        let mut all = self.take_ahead();
+        all.extend(self.promised.take_all());
+        all.append(&mut self.written);
+        all
+    }
+
+    /// What runs ahead of the commands was submitted: zeroing, and the copies of uploads.
+    pub(crate) fn ahead_ran(&mut self) {
+        self.ahead = RangesToZero::default();
+        self.written.clear();
+    }
+
+    /// Uploads and copies were handed over.
+    pub(crate) fn copies_ran(&mut self) {
+        self.written.clear();
+    }
+
+    /// Commands ran that may use what was taken before the encoder was lent for this time.
+    pub(crate) fn commands_ran(&mut self, lent: u64) {
+        self.promised.0.retain(|_, (_, before)| *before >= lent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ToZero, Zeroing};
+    use wgpu::{Buffer, BufferDescriptor, BufferUsages, Device};
+
+    fn buffers() -> [Buffer; 2] {
+        let (device, _) = Device::noop(&wgpu::DeviceDescriptor::default());
+        [(); 2].map(|()| {
+            device.create_buffer(&BufferDescriptor {
+                label: None,
+                size: 1024,
+                usage: BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            })
+        })
+    }
+
+    /// Where the ranges begin and end, the smallest first.
+    fn bytes_of(zeroing: &[ToZero]) -> Vec<(u64, u64)> {
+        let mut all: Vec<_> =
+            zeroing.iter().map(|zero| (zero.bytes.start, zero.bytes.end)).collect();
+        all.sort_by_key(|(start, end)| (end - start, *start));
+        all
+    }
+
+    /// Parts of a piece from 256 to 768, in every way that they may overlap.
+    #[test]
+    fn each_byte_is_zeroed_unless_it_is_filled() {
+        let [buffer, other] = buffers();
+        let all =
+            (0..8).flat_map(|start| (start..8).map(move |end| (start * 128, (end + 1) * 128)));
+        for ((start, end), promised) in all.flat_map(|part| [(part, false), (part, true)]) {
+            let mut zeroing = Zeroing::default();
+            zeroing.add(ToZero::new(&other, 0..1024));
+            let count = zeroing.count();
+            zeroing.add(ToZero::new(&buffer, 256..768));
+            if promised {
+                zeroing.promise(count, &buffer, &(256..768), 0);
+            }
+            zeroing.fill(&buffer, &(start..end), true);
+            let case = format!("{promised}: {start}..{end}");
+            let expected = match (start.max(256), end.min(768)) {
+                _ if promised => vec![],
+                (start, end) if start >= end => vec![(256, 768)],
+                // An upload in the middle does not make two ranges of one.
+                (start, end) if start > 256 && end < 768 => vec![(256, 768)],
+                (start, end) => vec![(256, start), (end, 768)],
+            };
+            let mut expected: Vec<_> =
+                expected.into_iter().filter(|(start, end)| start < end).collect();
+            expected.push((0, 1024));
+            assert_eq!(bytes_of(&zeroing.ahead()), expected, "{case}");
+            let owed: u64 = bytes_of(&zeroing.take_all()).iter().map(|(a, b)| b - a).sum();
+            assert_eq!(owed, 1024 + 512, "{case}: nothing is lost if nothing ran");
+        }
+    }
+
+    #[test]
+    fn what_ran_is_owed_no_more() {
+        let [buffer, _] = buffers();
+        let mut zeroing = Zeroing::default();
+        for (range, lent) in [(0..256, 1), (256..512, 2)] {
+            let count = zeroing.count();
+            zeroing.add(ToZero::new(&buffer, range.clone()));
+            zeroing.promise(count, &buffer, &range, lent);
+        }
+        zeroing.fill(&buffer, &(0..64), true);
+        zeroing.commands_ran(2); // the second was taken behind them
+        assert_eq!(bytes_of(&zeroing.take_all()), [(0, 64), (256, 512)]);
+        zeroing.add(ToZero::new(&buffer, 0..256));
+        zeroing.fill(&buffer, &(0..64), true);
+        zeroing.ahead_ran();
+        assert!(zeroing.take_all().is_empty());
+    }
+
+    #[test]
+    fn the_rest_of_a_buffer_is_not_promised() {
+        let [buffer, _] = buffers();
+        let mut zeroing = Zeroing::default();
+        zeroing.add(ToZero::new(&buffer, 0..1024));
+        zeroing.promise(0, &buffer, &(0..501), 0);
+        assert_eq!(bytes_of(&zeroing.take_ahead()), [(504, 1024)]);
+        // A range that was there before the request is another owner's.
+        zeroing.add(ToZero::new(&buffer, 0..1024));
+        zeroing.promise(zeroing.count(), &buffer, &(0..1024), 0);
+        assert_eq!(bytes_of(&zeroing.take_ahead()), [(0, 1024)]);
+    }
+}
