@@ -52,6 +52,7 @@ mod bind;
 mod binding;
 mod clock;
 mod eager;
+mod frame;
 mod groups;
 mod idle;
 mod leaked;
@@ -79,6 +80,7 @@ mod zeroing;
 
 pub use allocator::WgpuAllocator;
 pub use clock::{Scopes, WgpuStream};
+pub use frame::Frame;
 pub use groups::BindGroupStats;
 pub use readback::ReadBack;
 pub use readbacks::ReadBacks;
