@@ -1,5 +1,6 @@
 //! Whole wgpu buffers, keyed by their usage flags.
 
+use crate::bind;
 use crate::clock::{Scopes, WgpuStream};
 use crate::groups::BindGroupStats;
 use crate::leaked;
@@ -10,7 +11,7 @@ use crate::shared::{Shared, lost, now};
 use crate::staging::InFlight;
 use crate::textures::Textures;
 use crate::uploads::{FrameData, Uploads};
-use crate::view::{Bindable, Usage, WgpuBlock, WgpuView};
+use crate::view::{Bindable, Group, Usage, WgpuBlock, WgpuView};
 use crate::zeroing::ToZero;
 use pool_core::port::{MarkOf, Memory, Request, WholeBlocks, Zeroing};
 use pool_core::{DeviceAllocator, DeviceError, MIB, Why, ZeroPolicy};
@@ -19,9 +20,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use wgpu::{
-    BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, Buffer, BufferUsages,
-    COPY_BUFFER_ALIGNMENT, Device, DeviceLostReason, ErrorFilter, Features, PollType, Queue,
-    Texture,
+    BindGroup, BindGroupLayout, Buffer, BufferUsages, COPY_BUFFER_ALIGNMENT, Device,
+    DeviceLostReason, Features, PollType, Queue, Texture,
 };
 
 /// Uses of buffers that the CPU maps: those come and go by callbacks, through [`Uploads`] and
@@ -408,7 +408,7 @@ impl WgpuAllocator {
         ReadBacks::new(self.shared().clone(), kept_bytes)
     }
 
-    /// A bind group of these resources by their binding numbers, cached for the next time they are
+    /// A bind group of these resources by their binding numbers, for which [`Scope::bind_group`] is simpler. It is cached for the next time they are
     /// bound alike, by the same layout: a pooled buffer is the same buffer each time. (A layout
     /// that is asked of a pipeline is another one each time it is asked for.) A group goes when none of
     /// the 64 scopes that were opened last has used it ([`WgpuAllocator::forget_after`]), and with a buffer of it that goes back to wgpu.
@@ -464,40 +464,7 @@ impl WgpuAllocator {
         layout: &BindGroupLayout,
         views: &[(u32, &dyn Bindable)],
     ) -> Result<BindGroup, DeviceError> {
-        self.shared().living()?; // or the group would be invalid, and cached
-        let mut bound = Vec::with_capacity(views.len());
-        for (number, view) in views {
-            bound.push((*number, view.bound(&self.clock, None)?));
-        }
-        let key = Arc::new((layout.clone(), bound));
-        let scopes = self.clock.open_scopes().opened();
-        if let Some(group) = self.shared().groups.lock().find(&key, scopes) {
-            return Ok(group);
-        }
-        let elements = key.1.iter().map(|(_, bound)| bound.elements());
-        let elements: Vec<_> = elements.collect::<Result<_, _>>()?;
-        // Without the feature, wgpu panics.
-        let has = self.device().features();
-        if !elements.iter().flatten().all(|elements| has.contains(elements.feature())) {
-            let call = "bind an array on a device without the feature for it";
-            return Err(DeviceError::new(Why::Unsupported, call));
-        }
-        let entries = key.1.iter().zip(&elements).map(|((binding, bound), elements)| {
-            BindGroupEntry { binding: *binding, resource: bound.resource(elements.as_ref()) }
-        });
-        let entries: Vec<_> = entries.collect();
-        let label = Some(&*self.label);
-        let descriptor = BindGroupDescriptor { label, layout, entries: &entries };
-        let (group, refused) = self
-            .shared()
-            .refused(ErrorFilter::Validation, || self.device().create_bind_group(&descriptor));
-        if refused {
-            let call = "create_bind_group (`WgpuAllocator::on_refused` is told why)";
-            return Err(DeviceError::new(Why::Unsupported, call));
-        }
-        let old = self.shared().groups.lock().insert(&key, group.clone(), scopes);
-        drop(old); // without the lock
-        Ok(group)
+        bind::group(Group { device: &self.clock, on: None }, &self.label, layout, views)
     }
 
     /// Zeroes a range ahead of what `on` does with it.

@@ -4,7 +4,7 @@ use crate::allocator::WgpuAllocator;
 use crate::clock::{Scopes, WgpuStream};
 use crate::scope::Scope;
 use crate::view::sealed::Part as _;
-use crate::view::{BufferPart, Usage};
+use crate::view::{Access, BufferPart, Usage};
 use pool_core::{AllocError, BucketPool, DeviceAllocator, DeviceError, PooledBuffer};
 use wgpu::Buffer;
 
@@ -137,8 +137,9 @@ impl Scope {
         let on = self.stream();
         let count = self.table().count_zeroing(on.scope());
         let taken = take(&on)?;
-        if let Ok(used) = taken.on(&on) {
-            let place = used.place();
+        if let Ok(used) = taken.on(&on)
+            && let Ok(place) = used.place(&on, Access::Write)
+        {
             self.table().promise(on.scope(), count, place.buffer, &place.bytes_of_buffer());
         }
         Ok(taken)

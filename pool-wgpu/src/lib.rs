@@ -48,15 +48,19 @@
 
 mod allocator;
 mod arrival;
+mod bind;
 mod binding;
 mod clock;
 mod eager;
+mod frame;
 mod groups;
+mod idle;
 mod leaked;
 mod lend;
 mod memory;
 mod nonces;
 mod open;
+mod pooled;
 mod readback;
 mod readbacks;
 mod receipts;
@@ -76,6 +80,7 @@ mod zeroing;
 
 pub use allocator::WgpuAllocator;
 pub use clock::{Scopes, WgpuStream};
+pub use frame::Frame;
 pub use groups::BindGroupStats;
 pub use readback::ReadBack;
 pub use readbacks::ReadBacks;

@@ -4,15 +4,15 @@
 //! the commands stamp the end of the chunk with a nonce, and a chunk without it brought nothing.
 
 use crate::arrival::{Arrival, Outcome};
+use crate::idle::Spare;
 use crate::nonces::{Nonce, Nonces};
 use crate::shared::Shared;
 use parking_lot::Mutex;
 use pool_core::{DeviceError, KIB, MIB, Why};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
 use wgpu::{
     Buffer, BufferDescriptor, BufferUsages, CommandEncoder, MAP_ALIGNMENT, MapMode, SubmissionIndex,
 };
@@ -96,7 +96,10 @@ impl ReadBacks {
     pub(crate) fn new(shared: Arc<Shared>, kept_bytes: u64) -> Self {
         let (bytes, idle, nonces) = (AtomicU64::new(0), Mutex::default(), Nonces::default());
         let leaving = Mutex::default();
-        Self(Arc::new(ReadMemory { shared, kept_bytes, bytes, idle, leaving, nonces }))
+        let memory = Arc::new(ReadMemory { shared, kept_bytes, bytes, idle, leaving, nonces });
+        let of_all: Weak<ReadMemory> = Arc::downgrade(&memory);
+        memory.shared.idle.add(of_all);
+        Self(memory)
     }
 
     /// Bytes of all buffers, on their way or idle.
@@ -211,6 +214,15 @@ impl ReadMemory {
     }
 }
 
+impl Spare for ReadMemory {
+    fn clear(&self) -> bool {
+        self.take_in();
+        let Idle { by_size, bytes } = std::mem::take(&mut *self.idle.lock());
+        self.bytes.fetch_sub(bytes, Relaxed);
+        !by_size.is_empty()
+    }
+}
+
 impl Filling {
     /// Returns where `bytes` bytes begin, if there is room.
     pub(crate) fn room(&mut self, bytes: u64) -> Option<u64> {
@@ -221,6 +233,11 @@ impl Filling {
             self.used = end;
             at
         })
+    }
+
+    /// The chunk takes no more read-backs.
+    pub(crate) fn close(&mut self) {
+        self.used = self.chunk.size();
     }
 
     /// Ends the chunk: `last` stamps it, and it is mapped after `last` is submitted.

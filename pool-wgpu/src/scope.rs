@@ -11,7 +11,7 @@ use crate::readbacks::Filling;
 use crate::recording::Recording;
 use crate::shared::Shared;
 use crate::staging::Unmapped;
-use crate::view::{BufferPart, Place};
+use crate::view::{Access, BufferPart, Place};
 use pool_core::{DeviceError, Why};
 use std::fmt;
 use std::sync::Arc;
@@ -92,6 +92,7 @@ impl Scope {
         let shared = clock.shared();
         let old = shared.groups.lock().age(clock.open_scopes().opened(), shared.age());
         drop(old); // without the lock
+        shared.idle.age(clock.open_scopes().opened());
         Self {
             id,
             clock: clock.clone(),
@@ -122,6 +123,10 @@ impl Scope {
         self.clock.stream(self.id)
     }
 
+    pub(crate) fn clock(&self) -> &Scopes {
+        &self.clock
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         self.clock.shared()
     }
@@ -146,17 +151,6 @@ impl Scope {
 
     fn own_encoder(&mut self) -> &mut CommandEncoder {
         self.recording.encoder(self.clock.shared())
-    }
-
-    /// Whether a part of a buffer is of this scope's stream.
-    fn may_use(&self, place: &Place<'_>) -> Result<(), DeviceError> {
-        match place.on {
-            Some(on) if on != self.stream() => {
-                let call = "a view of another stream: use the buffer on this scope";
-                Err(DeviceError::new(Why::Foreign, call))
-            }
-            _ => Ok(()),
-        }
     }
 
     /// What the scope records itself runs ahead of the program's commands, and would not see what these
@@ -205,10 +199,9 @@ impl Scope {
         (to, at): (&dyn BufferPart, u64),
         bytes: u64,
     ) -> Result<(), DeviceError> {
-        let (from, to) = (from.place(), to.place());
         self.shared().living()?;
-        self.may_use(&from)?;
-        self.may_use(&to)?;
+        let on = self.stream();
+        let (from, to) = (from.place(&on, Access::Read)?, to.place(&on, Access::Write)?);
         // Of one device: buffers of two may be equal for wgpu.
         if from.buffer == to.buffer {
             let call = "copy inside of one wgpu buffer: take blocks of two pools";

@@ -2,6 +2,7 @@
 //! how buffers are made and zeroed, whether the device is lost, and which faults were noticed.
 
 use crate::groups::Groups;
+use crate::idle::IdleMemory;
 use crate::leaked::LeakedClones;
 use crate::zeroing::ToZero;
 use parking_lot::Mutex;
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) leaked: LeakedClones,
     pub(crate) groups: Mutex<Groups>,
+    pub(crate) idle: IdleMemory,
     lost: Arc<AtomicBool>,
     /// The device's one callback for its loss is another's by now.
     replaced: Arc<AtomicBool>,
@@ -103,6 +105,7 @@ impl Shared {
             limits,
             leaked,
             groups,
+            idle: IdleMemory::default(),
             lost: Arc::default(),
             replaced: Arc::default(),
             on_lost: Arc::default(),
@@ -249,6 +252,18 @@ impl Shared {
 
     /// A new buffer, checked before anybody gets it.
     pub(crate) fn create(&self, descriptor: &BufferDescriptor<'_>) -> Result<Buffer, DeviceError> {
+        self.make(|| self.try_create(descriptor))
+    }
+
+    /// Makes something, for which idle memory goes where memory is short.
+    pub(crate) fn make<T>(
+        &self,
+        make: impl Fn() -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        self.idle.make(|| self.poll(), make)
+    }
+
+    fn try_create(&self, descriptor: &BufferDescriptor<'_>) -> Result<Buffer, DeviceError> {
         self.living()?;
         // A buffer is returned even where it is invalid.
         let ((buffer, invalid), out) = self.refused(ErrorFilter::OutOfMemory, || {

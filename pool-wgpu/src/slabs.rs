@@ -9,7 +9,7 @@ use crate::allocator::WgpuAllocator;
 use crate::binding::Binding;
 use crate::clock::{Scopes, WgpuStream};
 use crate::view::sealed::{Bound, Part};
-use crate::view::{Bindable, BufferPart, Place, Usage, WgpuBlock, WgpuView};
+use crate::view::{Access, Bindable, BufferPart, Group, Place, Usage, WgpuBlock, WgpuView};
 use pool_core::port::{MarkOf, Memory, PageCalls, Request, Sliceable};
 use pool_core::{DeviceAllocator, DeviceError};
 use std::fmt;
@@ -261,14 +261,14 @@ impl<'b, R: Role> SlabView<'b, R> {
 }
 
 impl<R: Role> Bound for SlabView<'_, R> {
-    fn bound(&self, device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
-        self.view.bound(device, part)
+    fn bound(&self, of: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        self.view.bound(of, part)
     }
 }
 
 impl<R: Role> Part for SlabView<'_, R> {
-    fn place(&self) -> Place<'_> {
-        self.view.place()
+    fn place<'s>(&'s self, on: &'s WgpuStream, access: Access) -> Result<Place<'s>, DeviceError> {
+        self.view.place(on, access)
     }
 }
 

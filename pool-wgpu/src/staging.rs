@@ -2,14 +2,15 @@
 //! by the CPU and nothing else.
 
 use crate::arrival::{Arrival, Outcome};
+use crate::idle::Spare;
 use crate::shared::Shared;
 use parking_lot::Mutex;
 use pool_core::port::Limit;
 use pool_core::{DeviceError, Why};
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use wgpu::{
     Buffer, BufferAsyncError, BufferDescriptor, BufferUsages, COPY_BUFFER_ALIGNMENT,
     CommandEncoder, MAP_ALIGNMENT, MapMode, SubmissionIndex, WriteOnly,
@@ -117,13 +118,13 @@ impl Staging {
         usages: Option<BufferUsages>,
         (chunk_bytes, kept_bytes): (u64, u64),
         in_flight: InFlight,
-    ) -> Self {
+    ) -> Arc<Self> {
         let (bound, usages) = (usages.is_some(), usages.unwrap_or(BufferUsages::COPY_SRC));
         let (bytes, mapped_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         let chunks = Mutex::default();
         let most = shared.limits.max_buffer_size / MAP_ALIGNMENT * MAP_ALIGNMENT;
         let chunk_bytes = chunk_bytes.min(most).next_multiple_of(MAP_ALIGNMENT).max(MAP_ALIGNMENT);
-        Self {
+        let staging = Arc::new(Self {
             shared,
             usages,
             bound,
@@ -133,7 +134,10 @@ impl Staging {
             bytes,
             mapped_bytes,
             chunks,
-        }
+        });
+        let of_all: Weak<Self> = Arc::downgrade(&staging);
+        staging.shared.idle.add(of_all);
+        staging
     }
 
     /// Bytes of all chunks: those that scopes fill, those at work and those at rest.
@@ -301,6 +305,19 @@ impl Staging {
         let mut chunks = self.chunks.lock();
         chunks.rest(buffer);
         self.trim(&mut chunks);
+    }
+}
+
+impl Spare for Staging {
+    fn clear(&self) -> bool {
+        let mut chunks = self.chunks.lock();
+        self.take_in(&mut chunks);
+        chunks.bytes_there = 0;
+        let at_rest = std::mem::take(&mut chunks.at_rest);
+        for chunk in &at_rest {
+            self.forget(chunk);
+        }
+        !at_rest.is_empty()
     }
 }
 

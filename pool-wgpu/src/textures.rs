@@ -1,15 +1,18 @@
 //! Textures that serve again.
 
-use crate::binding::bytes_of;
+use crate::binding::{Binding, bytes_of};
 use crate::clock::Scopes;
+use crate::idle::Spare;
 use crate::scope::Scope;
 use crate::shared::Shared;
+use crate::view::sealed::Bound;
+use crate::view::{Bindable, Group};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, MIB, StreamClock, Why};
 use std::fmt;
-use std::ops::Deref;
-use std::sync::Arc;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use wgpu::{
     ErrorFilter, Texture, TextureDescriptor, TextureFormat, TextureView, TextureViewDescriptor,
 };
@@ -23,9 +26,9 @@ const KEPT: u64 = 128 * MIB;
 /// Textures of one device that serve again for the same descriptor: render targets, shadow maps, what a
 /// filter needs for a frame. Clones are the same.
 ///
-/// A texture goes back to wgpu when it served none of the last 8 scopes ([`Textures::forget_after`]) and
-/// another one is taken or dropped, and the oldest that are idle where these have more than 128 MiB
-/// ([`Textures::keep`]).
+/// A texture goes back to wgpu when it served none of the last 8 scopes ([`Textures::forget_after`]), and the
+/// oldest that are idle where these have more than 128 MiB ([`Textures::keep`]). All that are idle go before a
+/// buffer or a texture of the device is refused because memory is short.
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub mod wgpu { pub use pool_wgpu::*; } }
@@ -88,10 +91,15 @@ struct IdleTexture {
 
 /// A texture of a scope, which serves another one after its drop: [`Scope::take_texture`].
 ///
-/// It is a [`wgpu::Texture`] by [`Deref`]. A clone or a view of it that is kept past its drop shows what
+/// It is a [`wgpu::Texture`] by [`Deref`]. Its clones are the same texture, for the nodes of a render graph: it
+/// serves another owner after the drop of the last. A clone of the [`wgpu::Texture`] or a view of it that is kept past its drop shows what
 /// the next owner draws. Where another scope than its own uses it before its own was submitted, that scope
 /// says so ([`Scope::use_texture`]). Afterwards its drop waits for the open scopes that began after its own.
-pub struct PooledTexture {
+#[derive(Clone)]
+pub struct PooledTexture(Arc<LentTexture>);
+
+/// What all clones have.
+struct LentTexture {
     texture: Texture,
     view: TextureView,
     view_formats: Vec<TextureFormat>,
@@ -102,7 +110,10 @@ pub struct PooledTexture {
 impl Textures {
     pub(crate) fn new(clock: Scopes) -> Self {
         let (age, kept_bytes) = (AtomicU64::new(AGE), AtomicU64::new(KEPT));
-        Self(Arc::new(TexturePool { clock, textures: Mutex::default(), age, kept_bytes }))
+        let pool = Arc::new(TexturePool { clock, textures: Mutex::default(), age, kept_bytes });
+        let of_all: Weak<TexturePool> = Arc::downgrade(&pool);
+        pool.clock.shared().idle.add(of_all);
+        Self(pool)
     }
 
     /// From now on keeps at most `bytes` bytes of textures that wait for an owner, as their formats say; what a
@@ -183,20 +194,14 @@ impl Scope {
         let (texture, view) = if let Some(taken) = taken {
             taken
         } else {
-            let made = create(self.shared(), descriptor);
-            let new = match made {
-                // What nobody has may be what is missing.
-                Err(error) if error.why == Why::OutOfMemory && idle.clear() => {
-                    create(self.shared(), descriptor)?
-                }
-                made => made?,
-            };
+            let new = self.shared().make(|| create(self.shared(), descriptor))?;
             idle.textures.lock().made += 1;
             new
         };
         let (view_formats, scope) = (descriptor.view_formats.to_vec(), self.stream().scope());
         self.table().lend_texture(scope, &texture);
-        Ok(PooledTexture { texture, view, view_formats, scope, of: idle.clone() })
+        let lent = LentTexture { texture, view, view_formats, scope, of: idle.clone() };
+        Ok(PooledTexture(Arc::new(lent)))
     }
 }
 
@@ -250,10 +255,10 @@ impl Scope {
     pub fn use_texture(&self, texture: &PooledTexture) -> Result<(), DeviceError> {
         self.shared().living()?;
         let on = self.stream();
-        if !texture.of.clock.owns(&on) {
+        if !texture.0.of.clock.owns(&on) {
             return Err(DeviceError::new(Why::Foreign, "use a texture of another device"));
         }
-        self.table().lend_texture(on.scope(), &texture.texture);
+        self.table().lend_texture(on.scope(), &texture.0.texture);
         Ok(())
     }
 }
@@ -281,7 +286,15 @@ impl TexturePool {
         found.map(|IdleTexture { texture, view, .. }| (texture, view))
     }
 
-    /// Gives all idle textures back. Returns whether there were any.
+    /// Drops textures, and the bind groups that keep them.
+    fn let_go(&self, textures: Vec<IdleTexture>) {
+        for IdleTexture { texture, .. } in textures {
+            self.clock.shared().groups.lock().forget_texture(&texture);
+        }
+    }
+}
+
+impl Spare for TexturePool {
     fn clear(&self) -> bool {
         let idle = {
             let mut kept = self.textures.lock();
@@ -293,11 +306,9 @@ impl TexturePool {
         were_any
     }
 
-    /// Drops textures, and the bind groups that keep them.
-    fn let_go(&self, textures: Vec<IdleTexture>) {
-        for IdleTexture { texture, .. } in textures {
-            self.clock.shared().groups.lock().forget_texture(&texture);
-        }
+    fn age(&self, opened: u64) {
+        let old = self.textures.lock().old(opened, self);
+        self.let_go(old);
     }
 }
 
@@ -350,18 +361,31 @@ impl PooledTexture {
     /// A view of all of it, the same each time that the texture serves: a bind group with it is cached.
     #[must_use]
     pub fn view(&self) -> &TextureView {
-        &self.view
+        &self.0.view
     }
 }
+
+impl Bound for PooledTexture {
+    fn bound(&self, of: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        of.is_of(&self.0.of.clock)?;
+        let view = self.0.view.bound(of, part)?;
+        if let Some(on) = of.on {
+            self.0.of.clock.open_scopes().lend_texture(on.scope(), &self.0.texture);
+        }
+        Ok(view)
+    }
+}
+
+impl Bindable for PooledTexture {}
 
 impl Deref for PooledTexture {
     type Target = Texture;
     fn deref(&self) -> &Texture {
-        &self.texture
+        &self.0.texture
     }
 }
 
-impl Drop for PooledTexture {
+impl Drop for LentTexture {
     fn drop(&mut self) {
         let open = self.of.clock.open_scopes();
         let after = open.marks_of_texture(self.scope, &self.texture);
@@ -391,6 +415,6 @@ impl fmt::Debug for Textures {
 
 impl fmt::Debug for PooledTexture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PooledTexture").field("texture", &self.texture).finish_non_exhaustive()
+        f.debug_struct("PooledTexture").field("texture", &self.0.texture).finish_non_exhaustive()
     }
 }

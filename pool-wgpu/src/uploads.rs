@@ -5,7 +5,7 @@ use crate::clock::{Scopes, WgpuStream};
 use crate::shared::Shared;
 use crate::staging::{InFlight, Staging};
 use crate::view::sealed::{Bound, Part};
-use crate::view::{Bindable, BufferPart, Place, is_of};
+use crate::view::{Access, Bindable, BufferPart, Group, Place};
 use pool_core::{DeviceError, Why};
 use std::fmt;
 use std::ops::Range;
@@ -111,7 +111,7 @@ impl Uploads {
     }
 
     pub(crate) fn new(shared: Arc<Shared>, sizes: (u64, u64), in_flight: InFlight) -> Self {
-        Self(Arc::new(Staging::new(shared, None, sizes, in_flight)))
+        Self(Staging::new(shared, None, sizes, in_flight))
     }
 }
 
@@ -133,7 +133,7 @@ impl FrameData {
             shared.limits.min_storage_buffer_offset_alignment,
         );
         let staging = Staging::new(shared, Some(usages), sizes, in_flight);
-        Self { staging: Arc::new(staging), alignment: u64::from(uniform.max(storage)) }
+        Self { staging, alignment: u64::from(uniform.max(storage)) }
     }
 }
 
@@ -158,21 +158,25 @@ impl Placed {
 }
 
 impl Bound for Placed {
-    fn bound(&self, device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
-        is_of(device, &self.clock)?;
+    fn bound(&self, of: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        of.takes(&self.clock, &self.on)?;
         if !self.clock.open_scopes().takes_work(self.on.scope()) {
             let call = "bind placed data after its scope";
             return Err(DeviceError::new(Why::Foreign, call));
         }
-        let limits = &device.shared().limits;
+        let limits = &of.device.shared().limits;
         Binding::buffer(&self.buffer, (self.offset, self.bytes), part, Some(limits))
     }
 }
 
 impl Part for Placed {
-    fn place(&self) -> Place<'_> {
-        let Self { buffer, offset, bytes, on, .. } = self;
-        Place { buffer, offset: *offset, bytes: *bytes, on: Some(*on) }
+    fn place<'s>(&'s self, on: &'s WgpuStream, _: Access) -> Result<Place<'s>, DeviceError> {
+        if self.on != *on {
+            let call = "data that another scope has placed";
+            return Err(DeviceError::new(Why::Foreign, call));
+        }
+        let Self { buffer, offset, bytes, .. } = self;
+        Ok(Place { buffer, offset: *offset, bytes: *bytes })
     }
 }
 

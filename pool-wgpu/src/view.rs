@@ -47,10 +47,11 @@ pub struct WgpuView<'b> {
 #[derive(Clone, Copy, Debug)]
 pub struct Unpooled<'b>(pub &'b Buffer);
 
-/// A resource of a cached bind group
-/// ([`WgpuAllocator::bind_group`](crate::WgpuAllocator::bind_group)): a view of a pooled buffer or
-/// of a piece of a slab, placed data, an [`Unpooled`] buffer, a texture view, a sampler, a part of a
+/// A resource of a cached bind group ([`Scope::bind_group`](crate::Scope::bind_group)): a pooled buffer, a
+/// pooled texture, a piece of a slab, placed data, an [`Unpooled`] buffer, a texture view, a sampler, a part of a
 /// buffer, or an array of these ([`BindingArray`]).
+/// [`WgpuAllocator::bind_group`](crate::WgpuAllocator::bind_group) takes views of pooled buffers instead of the
+/// buffers.
 pub trait Bindable: sealed::Bound {
     /// A part of a buffer: so many bytes from its beginning. With the size of one element it is the
     /// binding for dynamic offsets.
@@ -104,99 +105,135 @@ pub struct BindingPart<'b> {
 #[derive(Clone, Copy)]
 pub struct BindingArray<'b>(pub &'b [&'b dyn Bindable]);
 
-/// Bytes of a buffer that a scope copies to or from: a view of a pooled buffer or of a piece of a
-/// slab, which must be of that scope's stream, or an [`Unpooled`] buffer.
+/// Bytes of a buffer that a scope copies to or from: a pooled buffer or a piece of a slab, a view of one,
+/// which must be of that scope's stream, or an [`Unpooled`] buffer.
 pub trait BufferPart: sealed::Part {}
 
 /// Traits that only this crate implements: another's view could show any memory.
 pub(crate) mod sealed {
-    use super::{Binding, DeviceError, Place, Range, Scopes};
+    use super::{Access, Binding, DeviceError, Group, Place, Range, WgpuStream};
 
     pub trait Bound {
-        /// Returns the resource, or a part of it, for a group of a device.
+        /// Returns the resource, or a part of it, for a group.
         ///
         /// # Errors
         ///
         /// Why it cannot be bound.
-        fn bound(&self, device: &Scopes, part: Option<&Range<u64>>)
-        -> Result<Binding, DeviceError>;
+        fn bound(&self, of: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError>;
     }
 
     pub trait Part {
-        fn place(&self) -> Place<'_>;
+        /// Returns where the bytes are, for commands of a scope's stream.
+        ///
+        /// # Errors
+        ///
+        /// Why the scope may not use them.
+        fn place<'b>(
+            &'b self,
+            on: &'b WgpuStream,
+            access: Access,
+        ) -> Result<Place<'b>, DeviceError>;
     }
 }
 
-/// A range of a buffer, and the stream that it may be used on: any, where there is none.
+/// Whose a bind group is.
+#[derive(Clone, Copy, Debug)]
+pub struct Group<'g> {
+    pub(crate) device: &'g Scopes,
+    /// The scope whose commands use it; `None` where each resource is of a scope by itself.
+    pub(crate) on: Option<&'g WgpuStream>,
+}
+
+/// What commands do with bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    Write,
+}
+
+/// A range of a buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'b> {
     pub(crate) buffer: &'b Buffer,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
-    pub(crate) on: Option<WgpuStream>,
 }
 
 impl sealed::Bound for WgpuView<'_> {
-    fn bound(&self, device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
-        is_of(device, self.clock)?;
+    fn bound(&self, of: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        of.takes(self.clock, &self.on)?;
         self.lend()?;
-        let limits = &device.shared().limits;
+        let limits = &of.device.shared().limits;
         Binding::buffer(self.buffer, (self.offset, self.bytes), part, Some(limits))
     }
 }
 
 impl sealed::Part for WgpuView<'_> {
-    fn place(&self) -> Place<'_> {
-        let Self { buffer, offset, bytes, on, .. } = *self;
-        Place { buffer, offset, bytes, on: Some(on) }
+    fn place<'s>(&'s self, on: &'s WgpuStream, _: Access) -> Result<Place<'s>, DeviceError> {
+        if self.on != *on {
+            let call = "a view of another stream: use the buffer on this scope";
+            return Err(DeviceError::new(Why::Foreign, call));
+        }
+        Ok(self.whole())
     }
 }
 
 impl sealed::Part for Unpooled<'_> {
-    fn place(&self) -> Place<'_> {
-        Place { buffer: self.0, offset: 0, bytes: self.0.size(), on: None }
+    fn place<'s>(&'s self, _: &'s WgpuStream, _: Access) -> Result<Place<'s>, DeviceError> {
+        Ok(Place { buffer: self.0, offset: 0, bytes: self.0.size() })
     }
 }
 
 impl sealed::Bound for Unpooled<'_> {
-    fn bound(&self, _device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+    fn bound(&self, _: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         Binding::buffer(self.0, (0, self.0.size()), part, None)
     }
 }
 
 impl sealed::Bound for TextureView {
-    fn bound(&self, _device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+    fn bound(&self, _: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         whole(part).map(|()| Binding::Texture(self.clone()))
     }
 }
 
 impl sealed::Bound for Sampler {
-    fn bound(&self, _device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+    fn bound(&self, _: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         whole(part).map(|()| Binding::Sampler(self.clone()))
     }
 }
 
 impl sealed::Bound for BindingPart<'_> {
-    fn bound(&self, device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+    fn bound(&self, of: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         whole(part)?;
-        self.of.bound(device, Some(&self.bytes))
+        self.of.bound(of, Some(&self.bytes))
     }
 }
 
 impl sealed::Bound for BindingArray<'_> {
-    fn bound(&self, device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+    fn bound(&self, of: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         whole(part)?;
-        let elements = self.0.iter().map(|element| element.bound(device, None));
+        let elements = self.0.iter().map(|element| element.bound(of, None));
         Ok(Binding::Array(elements.collect::<Result<_, _>>()?))
     }
 }
 
-/// A view of another device. wgpu would bind what has the same number on this one, where their instances
-/// are two.
-pub(crate) fn is_of(device: &Scopes, clock: &Scopes) -> Result<(), DeviceError> {
-    match clock.shared().id == device.shared().id {
-        true => Ok(()),
-        false => Err(DeviceError::new(Why::Foreign, "bind a view of another device")),
+impl Group<'_> {
+    /// Refuses what is of another device: wgpu would bind what has the same number on this one, where their
+    /// instances are two.
+    pub(crate) fn is_of(&self, clock: &Scopes) -> Result<(), DeviceError> {
+        match clock.shared().id == self.device.shared().id {
+            true => Ok(()),
+            false => Err(DeviceError::new(Why::Foreign, "bind a view of another device")),
+        }
+    }
+
+    /// Refuses a view of another device or of another scope.
+    pub(crate) fn takes(&self, clock: &Scopes, stream: &WgpuStream) -> Result<(), DeviceError> {
+        self.is_of(clock)?;
+        match self.on.is_none_or(|on| on == stream) {
+            true => Ok(()),
+            false => Err(DeviceError::new(Why::Foreign, "bind a view of another scope")),
+        }
     }
 }
 
@@ -210,8 +247,8 @@ impl<'b, A: DeviceAllocator> sealed::Bound for Use<'b, A>
 where
     A::View<'b>: sealed::Bound,
 {
-    fn bound(&self, device: &Scopes, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
-        (**self).bound(device, part)
+    fn bound(&self, of: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        (**self).bound(of, part)
     }
 }
 
@@ -219,8 +256,8 @@ impl<'b, A: DeviceAllocator> sealed::Part for Use<'b, A>
 where
     A::View<'b>: sealed::Part,
 {
-    fn place(&self) -> Place<'_> {
-        (**self).place()
+    fn place<'s>(&'s self, on: &'s WgpuStream, access: Access) -> Result<Place<'s>, DeviceError> {
+        (**self).place(on, access)
     }
 }
 
@@ -436,7 +473,7 @@ impl<'b> WgpuView<'b> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
-        let words = sealed::Part::place(self).in_words(offset, data.len() as u64)?;
+        let words = self.whole().in_words(offset, data.len() as u64)?;
         let at = self.may_write(offset, words)?;
         let queue = &self.clock.shared().queue;
         if words == data.len() as u64 {
@@ -495,8 +532,13 @@ impl<'b> WgpuView<'b> {
             let call = "write by the queue in a scope: upload in it";
             return Err(DeviceError::new(Why::Unsupported, call));
         }
-        let place = sealed::Part::place(self);
+        let place = self.whole();
         Ok(place.range(BufferUsages::COPY_DST, offset, bytes, "write")?.0)
+    }
+
+    /// All of its bytes.
+    pub(crate) fn whole(&self) -> Place<'b> {
+        Place { buffer: self.buffer, offset: self.offset, bytes: self.bytes }
     }
 
     /// Notes that the program has the buffer, if it may use it in an encoder.

@@ -4,10 +4,10 @@ use super::Scope;
 use crate::nonces::Nonce;
 use crate::readback::ReadBack;
 use crate::readbacks::{Filling, ReadBacks};
-use crate::view::{BufferPart, Place};
+use crate::view::{Access, BufferPart, Place};
 use pool_core::{DeviceError, Why};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use wgpu::{BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder};
+use wgpu::{Buffer, BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder};
 
 impl Scope {
     /// Copies bytes of a buffer back to the CPU, by the scope's own encoder.
@@ -51,8 +51,11 @@ impl Scope {
         offset: u64,
         bytes: u64,
     ) -> Result<ReadBack, DeviceError> {
-        self.may_record_with(&from.place())?;
-        let (back, place) = (self.begin_read(through, from, offset, bytes, false)?, from.place());
+        self.may_read_through(through)?;
+        let on = self.stream();
+        let place = from.place(&on, Access::Read)?;
+        self.may_record_with(&place)?;
+        let back = self.begin_read(through, &place, offset, bytes, false)?;
         copy_back(self.own_encoder(), &place, offset, &back);
         Ok(back)
     }
@@ -98,13 +101,79 @@ impl Scope {
         offset: u64,
         bytes: u64,
     ) -> Result<ReadBack, DeviceError> {
-        let back = self.begin_read(through, from, offset, bytes, true)?;
+        self.may_read_through(through)?;
+        let on = self.stream();
+        let place = from.place(&on, Access::Read)?;
+        let back = self.begin_read(through, &place, offset, bytes, true)?;
         // The program's commands have the buffer from now on.
-        let place = from.place();
         self.table().lend(self.id, place.buffer, &place.bytes_of_buffer());
-        copy_back(commands, &from.place(), offset, &back);
+        copy_back(commands, &place, offset, &back);
         self.sign_read(commands, &back);
         Ok(back)
+    }
+
+    /// Lends a buffer of its own that commands of the program copy a result to, by whatever copies they have, and
+    /// the read-back that brings its first `bytes` bytes. The copies are recorded in `commands`, or in an
+    /// encoder that is submitted before it; `commands` is submitted as for [`Scope::read_back_in`].
+    ///
+    /// The pool maps the buffer behind them, and it serves again once the read-back is dropped: a clone that is
+    /// kept is of no use past the submission. Bytes that no copy writes show earlier results. The buffer has
+    /// `MAP_READ | COPY_DST`; it is larger than `bytes`, and a copy beyond them makes the read-back
+    /// [`Why::NotSubmitted`].
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] for read-backs of another device, [`Why::TooLarge`] or [`Why::OutOfMemory`] where the
+    /// memory cannot be had, [`Why::Lost`] where the device is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device.clone(), queue));
+    /// # let backs = pool.allocator().read_backs(KIB);
+    /// let mut scope = pool.allocator().scope();
+    /// let result = scope.take(&pool, 64)?;
+    /// let mut encoder = device.create_command_encoder(&Default::default());
+    /// encoder.clear_buffer(&scope.lend(&result)?, 0, None); // a dispatch
+    /// let (back, download) = scope.read_back_target(&mut encoder, &backs, 64)?;
+    /// encoder.copy_buffer_to_buffer(&scope.lend(&result)?, 0, &download, 0, 64);
+    /// scope.submit_with(encoder)?;
+    /// assert!(back.wait(|bytes| bytes == [0; 64])?);
+    ///
+    /// let mut scope = pool.allocator().scope();
+    /// let mut encoder = device.create_command_encoder(&Default::default());
+    /// let (back, download) = scope.read_back_target(&mut encoder, &backs, 64)?;
+    /// drop(encoder); // the copies never run
+    /// drop(scope);
+    /// assert_eq!(back.wait(|_| ()).unwrap_err().why, Why::NotSubmitted);
+    /// # }
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn read_back_target(
+        &mut self,
+        commands: &mut CommandEncoder,
+        through: &ReadBacks,
+        bytes: u64,
+    ) -> Result<(ReadBack, Buffer), DeviceError> {
+        self.may_read_through(through)?;
+        let too_large = DeviceError::new(Why::TooLarge, "a read-back buffer");
+        let word = bytes.checked_next_multiple_of(COPY_BUFFER_ALIGNMENT).ok_or(too_large)?;
+        let needed = word.checked_add(Nonce::BYTES).ok_or(too_large)?;
+        let mut filling = through.fill(needed, 0, true)?;
+        let none = DeviceError::new(Why::OutOfMemory, "room in a read-back buffer");
+        let buffer = filling.chunk.buffer().ok_or(none)?.clone();
+        filling.close();
+        // Ahead of the program's copies, so that one which is too long shows.
+        filling.set_word(commands, word);
+        filling.add_word(word);
+        let (chunk, word) = (filling.chunk.clone(), Some(word));
+        let back = ReadBack { number: number(), chunk, at: 0, bytes, rows: None, word };
+        self.reads_elsewhere.insert(0, filling); // the last is the one that others share
+        Ok((back, buffer))
     }
 
     /// Commands of the program tell that they have copied a read-back, the newest.
@@ -118,14 +187,11 @@ impl Scope {
     fn begin_read(
         &mut self,
         through: &ReadBacks,
-        from: &dyn BufferPart,
+        place: &Place<'_>,
         offset: u64,
         bytes: u64,
         elsewhere: bool,
     ) -> Result<ReadBack, DeviceError> {
-        self.may_read_through(through)?;
-        let place = from.place();
-        self.may_use(&place)?;
         let words = bytes.checked_next_multiple_of(COPY_BUFFER_ALIGNMENT).unwrap_or(u64::MAX);
         place.range(BufferUsages::COPY_SRC, offset, words, "read back")?;
         self.room_to_read(through, bytes, elsewhere)
@@ -145,14 +211,12 @@ impl Scope {
         bytes: u64,
         elsewhere: bool,
     ) -> Result<ReadBack, DeviceError> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Relaxed);
         let words = bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
         // Commands of the program copy the nonce behind the bytes.
         let needed = if elsewhere { words + Nonce::BYTES } else { words };
         let reads = if elsewhere { &mut self.reads_elsewhere } else { &mut self.reads };
         let back = |filling: &Filling, at| ReadBack {
-            number,
+            number: number(),
             chunk: filling.chunk.clone(),
             at,
             bytes,
@@ -183,6 +247,12 @@ impl Scope {
             self.reads_before.push(filling);
         }
     }
+}
+
+/// The number of a read-back, which no other has.
+fn number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Relaxed)
 }
 
 fn copy_back(commands: &mut CommandEncoder, from: &Place<'_>, offset: u64, back: &ReadBack) {

@@ -3,7 +3,7 @@
 use super::Scope;
 use crate::staging::Staging;
 use crate::uploads::{FrameData, Placed, Uploads};
-use crate::view::{BufferPart, Place};
+use crate::view::{Access, BufferPart, Place};
 use bytemuck::NoUninit;
 use pool_core::{DeviceError, Why};
 use std::ops::Range;
@@ -56,9 +56,11 @@ impl Scope {
         offset: u64,
         data: &[u8],
     ) -> Result<(), DeviceError> {
-        let words = to.place().in_words(offset, data.len() as u64)?;
-        let write = |memory: WriteOnly<'_, [u8]>| fill(memory, data);
-        self.upload_with(through, to, offset, words, write)
+        self.may_stage(through)?;
+        let on = self.stream();
+        let place = to.place(&on, Access::Write)?;
+        let words = place.in_words(offset, data.len() as u64)?;
+        self.upload_to(through, &place, (offset, words), |memory| fill(memory, data))
     }
 
     /// Writes `elements` into a buffer of such elements, from the one with the number `first` on, as
@@ -139,8 +141,19 @@ impl Scope {
         bytes: u64,
         write: impl FnOnce(WriteOnly<'_, [u8]>) -> R,
     ) -> Result<R, DeviceError> {
-        let place = to.place();
-        let range = self.may_upload(through, &place, offset, bytes)?;
+        self.may_stage(through)?;
+        let on = self.stream();
+        self.upload_to(through, &to.place(&on, Access::Write)?, (offset, bytes), write)
+    }
+
+    fn upload_to<R>(
+        &mut self,
+        through: &Uploads,
+        place: &Place<'_>,
+        (offset, bytes): (u64, u64),
+        write: impl FnOnce(WriteOnly<'_, [u8]>) -> R,
+    ) -> Result<R, DeviceError> {
+        let range = may_upload(place, offset, bytes)?;
         let at = range.start;
         self.may_write_ahead(place.buffer, &range)?;
         if bytes == 0 {
@@ -195,9 +208,11 @@ impl Scope {
         offset: u64,
         data: &[u8],
     ) -> Result<(), DeviceError> {
-        let place = to.place();
+        self.may_stage(through)?;
+        let on = self.stream();
+        let place = to.place(&on, Access::Write)?;
         let words = place.in_words(offset, data.len() as u64)?;
-        let range = self.may_upload(through, &place, offset, words)?;
+        let range = may_upload(&place, offset, words)?;
         if words == 0 {
             return Ok(());
         }
@@ -250,20 +265,6 @@ impl Scope {
     ) -> Result<(), DeviceError> {
         let bytes = bytemuck::cast_slice(elements);
         self.upload_in(commands, through, to, offset_of::<T>(first), bytes)
-    }
-
-    /// Where an upload comes to lie in its buffer.
-    fn may_upload(
-        &self,
-        through: &Uploads,
-        place: &Place<'_>,
-        offset: u64,
-        bytes: u64,
-    ) -> Result<Range<u64>, DeviceError> {
-        self.may_stage(through)?;
-        self.may_use(place)?;
-        let (at, end) = place.range(BufferUsages::COPY_DST, offset, bytes, "upload")?;
-        Ok(at..end)
     }
 
     /// All commands of the program see the last of what the scope writes ahead of them.
@@ -373,6 +374,12 @@ impl Scope {
 /// Where an element begins in a buffer of them; for one that is too far, a word beyond all buffers.
 fn offset_of<T>(first: u64) -> u64 {
     first.saturating_mul(size_of::<T>() as u64).min(u64::MAX - 3)
+}
+
+/// Where an upload comes to lie in its buffer.
+fn may_upload(place: &Place<'_>, offset: u64, bytes: u64) -> Result<Range<u64>, DeviceError> {
+    let (at, end) = place.range(BufferUsages::COPY_DST, offset, bytes, "upload")?;
+    Ok(at..end)
 }
 
 /// Fills staging memory with data, and the rest of the last word with zeroes.

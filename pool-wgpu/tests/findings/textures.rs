@@ -227,3 +227,109 @@ fn a_destroyed_texture_goes() {
     }
     assert_eq!(textures.made(), 2);
 }
+
+#[test]
+fn a_clone_keeps_a_texture_until_the_last_is_dropped() {
+    for device in devices() {
+        let targets = device.textures();
+        let target = described((4, 4, 1), TextureFormat::Rgba8Unorm);
+        let graph = {
+            let scope = device.scope();
+            let first = scope.take_texture(&targets, &target).unwrap();
+            let graph = first.clone();
+            assert_eq!((&*graph, graph.view()), (&*first, first.view()));
+            scope.submit_with(encoder(&device)).unwrap();
+            graph
+        };
+        let second = device.scope();
+        let other = second.take_texture(&targets, &target).unwrap();
+        assert_ne!(*other, *graph, "a clone has it still");
+        assert_eq!((targets.made(), targets.idle()), (2, 0));
+        let texture = (*graph).clone();
+        drop((graph, other));
+        second.submit_with(encoder(&device)).unwrap();
+        assert_eq!(targets.idle(), 2);
+        let third = device.scope();
+        let both = [(); 2].map(|()| third.take_texture(&targets, &target).unwrap());
+        assert!(both.iter().any(|one| **one == texture));
+        assert_eq!(targets.made(), 2);
+        third.submit_with(encoder(&device)).unwrap();
+    }
+}
+
+#[test]
+fn a_window_that_is_dragged_keeps_the_targets_of_a_few_frames() {
+    let device = noop();
+    let targets = device.textures();
+    targets.forget_after(3);
+    for width in 1..100 {
+        let scope = device.scope();
+        let target = described((width, 64, 1), TextureFormat::Rgba8Unorm);
+        drop(scope.take_texture(&targets, &target).unwrap());
+        scope.submit_with(encoder(&device)).unwrap();
+        assert!(targets.idle() <= 5, "{}", targets.idle());
+    }
+    for _ in 0..4 {
+        drop(device.scope()); // frames that take no texture
+    }
+    assert_eq!((targets.idle(), targets.idle_bytes()), (0, 0));
+}
+
+#[test]
+fn a_bound_in_bytes_holds_and_the_oldest_go_first() {
+    let device = noop();
+    let targets = device.textures();
+    targets.keep(8 * 64 * 4 * 2);
+    let scope = device.scope();
+    let taken = [8, 8, 8].map(|width| {
+        let target = described((width, 64, 1), TextureFormat::Rgba8Unorm);
+        scope.take_texture(&targets, &target).unwrap()
+    });
+    let oldest = (*taken[0]).clone();
+    drop(taken);
+    assert_eq!((targets.idle(), targets.idle_bytes()), (2, 8 * 64 * 4 * 2));
+    scope.submit_with(encoder(&device)).unwrap();
+    let scope = device.scope();
+    let again = [(); 2].map(|()| {
+        scope.take_texture(&targets, &described((8, 64, 1), TextureFormat::Rgba8Unorm)).unwrap()
+    });
+    assert!(again.iter().all(|texture| **texture != oldest));
+    scope.submit_with(encoder(&device)).unwrap();
+}
+
+#[test]
+fn a_scope_that_binds_a_pooled_texture_counts_as_a_user() {
+    let device = noop();
+    let targets = device.textures();
+    let mut target = described((4, 4, 1), TextureFormat::Rgba8Unorm);
+    target.usage |= TextureUsages::TEXTURE_BINDING;
+    let entry = wgpu::BindGroupLayoutEntry {
+        binding: 0,
+        visibility: wgpu::ShaderStages::FRAGMENT,
+        ty: wgpu::BindingType::Texture {
+            sample_type: wgpu::TextureSampleType::Float { filterable: true },
+            view_dimension: wgpu::TextureViewDimension::D2,
+            multisampled: false,
+        },
+        count: None,
+    };
+    let layout = device.device().create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+        label: None,
+        entries: &[entry],
+    });
+    let (first, second) = (device.scope(), device.scope());
+    let history = first.take_texture(&targets, &target).unwrap();
+    second.bind_group(&layout, &[(0, &history)]).unwrap();
+    let refused = noop().scope().bind_group(&layout, &[(0, &history)]).unwrap_err();
+    assert_eq!(refused.why, Why::Foreign);
+    let texture = (*history).clone();
+    drop(history);
+    first.submit_with(encoder(&device)).unwrap();
+    let third = device.scope();
+    let other = third.take_texture(&targets, &target).unwrap();
+    assert_ne!(*other, texture, "the second scope reads it");
+    second.submit_with(encoder(&device)).unwrap();
+    let again = third.take_texture(&targets, &target).unwrap();
+    assert_eq!(*again, texture);
+    third.submit_with(encoder(&device)).unwrap();
+}
