@@ -1,6 +1,7 @@
 //! The table of open scopes: how far each is, what must be zeroed ahead of its commands, and
 //! whether its buffers may be in an encoder that the pool does not own.
 
+use crate::moved::Move;
 use crate::shared::Shared;
 use crate::written::{Ranges, hash_of};
 use crate::zeroing::{ToZero, Zeroing};
@@ -56,6 +57,8 @@ struct OpenScope {
     /// What came before this point is submitted.
     flushed: u64,
     zeroing: Zeroing,
+    /// Copies among its commands that are made in any case.
+    moves: Vec<Move>,
     /// What was lent to the program while the scope's own encoder was not: bytes of buffers, and textures
     /// as one byte. It is searched where an upload may be a mistake, and added to by each lend.
     lent: Ranges,
@@ -140,14 +143,16 @@ impl OpenScopes {
     /// is submitted.
     pub(crate) fn close(&self, scope: u64, shared: &Shared) {
         loop {
-            let to_zero = {
+            let (to_zero, moves) = {
                 let mut scopes = self.scopes.lock();
-                match scopes.get_mut(&scope).map(|open| open.zeroing.take_all()) {
-                    Some(to_zero) if !to_zero.is_empty() => to_zero,
-                    _ => break,
-                }
+                let Some(open) = scopes.get_mut(&scope) else { break };
+                (open.zeroing.take_all(), std::mem::take(&mut open.moves))
             };
+            if to_zero.is_empty() && moves.is_empty() {
+                break;
+            }
             shared.zero_now(&to_zero);
+            moves.iter().for_each(|moved| moved.run(shared));
         }
         self.close_submitted(scope);
     }
@@ -372,14 +377,25 @@ impl OpenScopes {
         }
     }
 
+    /// A copy among the commands of the scope is made in any case.
+    pub(crate) fn add_move(&self, scope: u64, moved: Move) {
+        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+            open.moves.push(moved);
+        }
+    }
+
     /// All copies of the scope were handed over, and its commands, if wgpu took them.
-    pub(crate) fn ran(&self, scope: u64, commands: bool) {
+    /// Returns the copies that are to be made by themselves where wgpu did not.
+    pub(crate) fn ran(&self, scope: u64, commands: bool) -> Vec<Move> {
+        let mut moves = Vec::new();
         if let Some(open) = self.scopes.lock().get_mut(&scope) {
             open.zeroing.copies_ran();
+            std::mem::swap(&mut open.moves, &mut moves);
             if commands {
                 open.zeroing.commands_ran(open.lent_encoder);
             }
         }
+        moves
     }
 
     /// Parts of a scope that was handed over were submitted: its prologue, the program's commands.
@@ -387,6 +403,7 @@ impl OpenScopes {
         if let Some(open) = self.scopes.lock().get_mut(&scope) {
             if prologue {
                 open.zeroing.ahead_ran();
+                open.moves.clear();
             }
             if commands {
                 open.zeroing.commands_ran(u64::MAX);

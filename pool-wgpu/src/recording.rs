@@ -185,7 +185,12 @@ impl Recording {
 
     /// Whether a copy that is recorded now comes ahead of all that reads these bytes in the present step.
     pub(crate) fn is_first(&self, to: &Buffer, bytes: &Range<u64>) -> bool {
-        self.encoder.is_none() && !self.read.has(hash_of(to), bytes)
+        self.is_ahead() && !self.read.has(hash_of(to), bytes)
+    }
+
+    /// Whether a copy that is recorded now comes ahead of the commands of the present step.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.encoder.is_none()
     }
 
     pub(crate) fn has_copies(&self) -> bool {

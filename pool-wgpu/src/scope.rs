@@ -13,6 +13,7 @@ use crate::shared::Shared;
 use crate::staging::Unmapped;
 use crate::view::{Access, BufferPart, Place};
 use pool_core::{DeviceError, Why};
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use wgpu::{BufferUsages, CommandEncoder};
@@ -64,6 +65,8 @@ pub struct Scope {
     reads_before: Vec<Filling>,
     /// Memory that read-backs by commands of the program go to.
     reads_elsewhere: Vec<Filling>,
+    /// Old blocks of buffers that have grown since the last submission.
+    held: Vec<Box<dyn Any + Send + Sync>>,
     eager: bool,
     /// Commands of the program bring bytes that the scope staged.
     uploads_elsewhere: bool,
@@ -101,6 +104,7 @@ impl Scope {
             reads: Vec::new(),
             reads_before: Vec::new(),
             reads_elsewhere: Vec::new(),
+            held: Vec::new(),
             eager: false,
             uploads_elsewhere: false,
             refused: false,
@@ -147,6 +151,16 @@ impl Scope {
     pub fn encoder(&mut self) -> &mut CommandEncoder {
         self.table().record(self.id);
         self.own_encoder()
+    }
+
+    /// Keeps a block from this scope until its commands are handed over.
+    pub(crate) fn hold(&mut self, block: Box<dyn Any + Send + Sync>) {
+        self.held.push(block);
+    }
+
+    /// Whether a copy that is recorded now is ahead of all commands of the scope's own encoder.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.recording.is_ahead()
     }
 
     fn own_encoder(&mut self) -> &mut CommandEncoder {

@@ -314,6 +314,11 @@ impl Usage {
         Self { label: Some(name), ..self }
     }
 
+    /// These uses more.
+    pub(crate) fn and(self, usages: BufferUsages) -> Self {
+        Self { flags: self.flags | usages, ..self }
+    }
+
     /// The flags.
     #[must_use]
     pub fn flags(self) -> BufferUsages {

@@ -94,7 +94,12 @@ impl Scope {
         self.placed.extend(bound);
         let Submitted { index, accepted } = recording.submit(shared);
         self.refused |= !accepted;
-        self.table().ran(self.id, !self.refused);
+        for moved in self.table().ran(self.id, !self.refused) {
+            if !accepted && !moved.is_ahead {
+                moved.run(self.shared());
+            }
+        }
+        self.held.clear();
         self.table().flushed(self.id);
         for chunk in staging {
             chunk.map_again(Some(&index));

@@ -6,6 +6,7 @@ mod callbacks;
 mod destroyed;
 mod filled;
 mod groups;
+mod growing;
 mod handles;
 mod kept;
 mod lost;
