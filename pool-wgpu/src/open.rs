@@ -152,7 +152,9 @@ impl OpenScopes {
                 break;
             }
             shared.zero_now(&to_zero);
-            moves.iter().for_each(|moved| moved.run(shared));
+            for moved in moves {
+                moved.run(shared);
+            }
         }
         self.close_submitted(scope);
     }
