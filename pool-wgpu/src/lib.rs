@@ -99,3 +99,8 @@ pub use view::{
 
 /// The wgpu that this crate was built with.
 pub use wgpu;
+
+/// The programs of the page, which run as doc tests.
+#[cfg(all(doctest, feature = "noop"))]
+#[doc = include_str!("../../docs/wgpu.md")]
+mod page {}

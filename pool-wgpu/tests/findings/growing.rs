@@ -174,7 +174,8 @@ fn bytes_are_those_of_a_model() {
                 let grew = buffer.reserve(&mut scope, bytes.min(MIB)).unwrap();
                 assert_eq!(grew, buffer.capacity() > after.len() as u64);
                 let size = usize::try_from(buffer.capacity()).unwrap();
-                (model.resize(size, 0), after.resize(size, 0));
+                model.resize(size, 0);
+                after.resize(size, 0);
                 let at = random(buffer.capacity() / 4) * 4;
                 let byte = u8::try_from(random(255)).unwrap();
                 scope.upload(&uploads, buffer.buffer(), at, &[byte; 4]).unwrap();
