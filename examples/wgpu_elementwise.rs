@@ -6,8 +6,8 @@ use bucketpool::wgpu::wgpu::{
     BindGroupLayout, ComputePassDescriptor, ComputePipeline, ComputePipelineDescriptor,
     PipelineCompilationOptions, ShaderModuleDescriptor, ShaderSource,
 };
-use bucketpool::wgpu::{Scope, WgpuAllocator, WgpuView};
-use bucketpool::{BucketPool, MIB};
+use bucketpool::wgpu::{Scope, WgpuAllocator};
+use bucketpool::{BucketPool, MIB, PooledBuffer};
 use std::error::Error;
 
 const SHADER: &str = "
@@ -19,6 +19,8 @@ fn step(@builtin(global_invocation_id) id: vec3<u32>) {
 }";
 const NUMBERS: u32 = 1 << 20;
 const STEPS: usize = 4;
+
+type Numbers = PooledBuffer<WgpuAllocator>;
 
 struct Step {
     pipeline: ComputePipeline,
@@ -46,11 +48,10 @@ impl Step {
     /// `to = 2 * from + 1`. The bind group is cached: pooled buffers are the same ones again.
     fn run(
         &self,
-        device: &WgpuAllocator,
         scope: &mut Scope,
-        (from, to): (&WgpuView<'_>, &WgpuView<'_>),
+        (from, to): (&Numbers, &Numbers),
     ) -> Result<(), Box<dyn Error>> {
-        let group = device.bind_group(&self.layout, &[(0, from), (1, to)])?;
+        let group = scope.bind_group(&self.layout, &[(0, from), (1, to)])?;
         let mut pass = scope.encoder().begin_compute_pass(&ComputePassDescriptor::default());
         pass.set_pipeline(&self.pipeline);
         pass.set_bind_group(0, &group, &[]);
@@ -67,19 +68,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let bytes = u64::from(NUMBERS) * 4;
     for frame in 0..10_u16 {
         let mut scope = device.scope();
-        let on = scope.stream();
-        let mut current = pool.allocate_on(&on, bytes)?;
+        let mut current = scope.take(&pool, bytes)?;
         let numbers: Vec<u8> = (0..NUMBERS).flat_map(|_| f32::from(frame).to_ne_bytes()).collect();
-        scope.upload(&uploads, &current.on(&on)?, 0, &numbers)?;
+        scope.upload(&uploads, &current, 0, &numbers)?;
         for _ in 0..STEPS {
-            let next = pool.allocate_on(&on, bytes)?;
-            let (from, to) = (current.read_on(&on)?, next.on(&on)?);
-            step.run(&device, &mut scope, (&from, &to))?;
-            drop((from, to));
+            let next = scope.take(&pool, bytes)?;
+            step.run(&mut scope, (&current, &next))?;
             current = next;
             scope.end_step(); // what was dropped serves the next steps
         }
-        let back = scope.read_back(&backs, &current.read_on(&on)?, 0, bytes)?;
+        let back = scope.read_back(&backs, &current, 0, bytes)?;
         scope.submit()?;
         // 2 x + 1, four times.
         let expected = (16.0 * f32::from(frame) + 15.0).to_ne_bytes();

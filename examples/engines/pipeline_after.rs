@@ -19,7 +19,7 @@ pub(crate) fn run(device: &Device, queue: &Queue) -> Result<Vec<u8>, Failure> {
         let bytes = numbers.len() as u64;
         let mut scope = pool.allocator().scope();
         let (a, b) = (scope.take(&pool, bytes)?, scope.take(&pool, bytes)?);
-        scope.upload(&uploads, &a.on(&scope.stream())?, 0, &numbers)?;
+        scope.upload(&uploads, &a, 0, &numbers)?;
         let (a, b) = (&scope.lend(&a)?, &scope.lend(&b)?);
         let mut encoder = device.create_command_encoder(&CommandEncoderDescriptor::default());
         for step in 0..STEPS {

@@ -52,6 +52,7 @@ mod bind;
 mod binding;
 mod clock;
 mod eager;
+mod frame;
 mod groups;
 mod idle;
 mod leaked;
@@ -79,6 +80,7 @@ mod zeroing;
 
 pub use allocator::WgpuAllocator;
 pub use clock::{Scopes, WgpuStream};
+pub use frame::Frame;
 pub use groups::BindGroupStats;
 pub use readback::ReadBack;
 pub use readbacks::ReadBacks;
@@ -94,3 +96,8 @@ pub use view::{
 
 /// The wgpu that this crate was built with.
 pub use wgpu;
+
+/// The programs of the page, which run as doc tests.
+#[cfg(all(doctest, feature = "noop"))]
+#[doc = include_str!("../../docs/wgpu.md")]
+mod page {}

@@ -169,7 +169,11 @@ impl<T> ForkLock<T> {
             self.awaited.store(1, SeqCst);
             match self.owner.compare_exchange(NOBODY, new, SeqCst, SeqCst) {
                 Ok(_) => return Ok(()),
-                Err(owner) if ends(owner) => return Err(owner),
+                Err(owner) if ends(owner) => {
+                    // Who freed the lock may have woken this thread alone, before the owner had it.
+                    self.wake(i32::MAX);
+                    return Err(owner);
+                }
                 Err(_) => system::wait(&self.awaited, 1, None),
             }
         }

@@ -1,10 +1,17 @@
 //! Pooled buffers and textures as they are in the calls of a scope.
 
 use crate::present::{devices, noop, uncleared};
-use crate::{encoder, own};
-use pool_core::{AllocError, ArenaConfig, BucketPool, KIB, MIB, Why};
-use pool_wgpu::{Bindable, ReadWrite, Uniform, Unpooled, WgpuAllocator, WgpuSlabs};
-use wgpu::{BindGroupLayout, BindGroupLayoutEntry, BindingType, BufferBindingType, ShaderStages};
+use crate::{Pooled, encoder, own};
+use pool_core::{AllocError, ArenaConfig, BucketPool, DeviceError, KIB, MIB, Why};
+use pool_wgpu::{
+    Bindable, Frame, ReadWrite, Scope, Uniform, Unpooled, Uploads, WgpuAllocator, WgpuSlabs,
+};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use wgpu::{
+    BindGroupLayout, BindGroupLayoutEntry, BindingType, Buffer, BufferBindingType, ShaderStages,
+};
 
 fn layout_of(device: &WgpuAllocator, kinds: &[BindingType]) -> BindGroupLayout {
     let entries: Vec<_> = (0..)
@@ -168,4 +175,67 @@ fn one_error_type_serves_a_frame() {
     let refused = frame(&pool, KIB, KIB).unwrap_err();
     assert_eq!(refused.why(), Why::OutOfRange);
     assert_eq!(refused.to_string(), "upload: beyond the end, at byte 1028");
+}
+
+/// A part of an engine that has its buffer for as long as it likes, and no scope in its calls.
+struct Particles {
+    frame: Frame,
+    uploads: Uploads,
+    now: Arc<Pooled>,
+}
+
+impl Particles {
+    fn step(&mut self, pool: &BucketPool<WgpuAllocator>, add: u8) -> Result<Buffer, AllocError> {
+        let next = self.frame.with(|scope| scope.take(pool, KIB))?;
+        self.frame.with(|scope| scope.upload(&self.uploads, &next, 0, &[add; 1024]))?;
+        self.now = Arc::new(next);
+        Ok(self.frame.with(|scope| scope.lend(&self.now))?)
+    }
+}
+
+#[test]
+fn parts_of_an_engine_hold_buffers_over_frames_and_pass_no_scope() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let (frame, backs) = (device.frame(), device.read_backs(64 * KIB));
+        let uploads = device.uploads(64 * KIB, 64 * KIB);
+        let now = Arc::new(pool.allocate(KIB).unwrap());
+        let mut particles = Particles { frame: frame.clone(), uploads, now };
+        for number in 1..20 {
+            let held = particles.now.clone(); // as a render graph does, past the next step
+            let lent = particles.step(&pool, number).unwrap();
+            let mut commands = encoder(&device);
+            let record = |scope: &mut Scope| {
+                let (back, target) = scope.read_back_target(&mut commands, &backs, KIB)?;
+                commands.copy_buffer_to_buffer(&lent, 0, &target, 0, KIB);
+                let before = scope.read_back_in(&mut commands, &backs, &*held, 0, KIB)?;
+                Ok::<_, DeviceError>((back, before))
+            };
+            let (back, before) = frame.with(record).unwrap();
+            frame.end().unwrap().submit_with(commands).unwrap();
+            assert!(back.wait(|bytes| bytes == [number; 1024]).unwrap());
+            assert!(before.wait(|bytes| bytes == [number - 1; 1024]).unwrap());
+        }
+        assert_eq!(device.faults(), []);
+        assert!(pool.stats().misses <= 3, "{}", pool.stats());
+    }
+}
+
+#[test]
+fn a_frame_has_one_scope_until_its_end_and_survives_a_panic() {
+    let device = noop();
+    let frame = device.frame();
+    let stream = || frame.with(|scope| Ok::<_, DeviceError>(scope.stream())).unwrap();
+    let first = stream();
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let _ = frame.with(|_| -> Result<(), DeviceError> { panic!("in a node of the graph") });
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(thread::scope(|threads| threads.spawn(stream).join().unwrap()), first);
+    let inside = frame.with(|_| frame.end().map(drop)).unwrap_err();
+    assert_eq!(inside.why, Why::Unsupported);
+    assert_eq!(frame.end().unwrap().stream(), first);
+    assert_ne!(stream(), first);
+    let refused = frame.with(|scope| scope.take(&uncleared(&device), u64::MAX)).unwrap_err();
+    assert_eq!(refused.why(), Why::TooLarge);
 }

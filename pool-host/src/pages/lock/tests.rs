@@ -196,3 +196,34 @@ fn a_child_of_a_fork_that_does_not_wait_loses_what_other_threads_have_locked() {
     gate.in_child(locks.iter());
     assert_eq!(locks.each_ref().map(|lock| gate.enter(lock, |value| *value)), [None, Some(2)]);
 }
+
+/// Who frees the lock wakes one thread that sleeps. If another forks before that thread has the lock, it is refused,
+/// and wakes the others: the fork may wait for what they have.
+#[test]
+fn a_thread_that_is_refused_when_it_wakes_wakes_the_others() {
+    const HOLDER: usize = 2;
+    let _alone = with_forks();
+    assert!(holds_in_child(|| {
+        let (lock, sleeper) = (ForkLock::new(0), AtomicU32::new(0));
+        assert!(lock.try_hold(HOLDER));
+        std::thread::scope(|scope| {
+            let refused = scope.spawn(|| {
+                sleeper.store(system::thread_number().cast_unsigned(), SeqCst);
+                lock.enter(|_| ()).is_none()
+            });
+            let sleeps = || {
+                let stat = format!("/proc/self/task/{}/stat", sleeper.load(SeqCst));
+                std::fs::read_to_string(stat).is_ok_and(|stat| stat.contains(") S "))
+            };
+            while lock.awaited.load(SeqCst) == 0 || !sleeps() {
+                std::thread::yield_now();
+            }
+            // The holder has woken a thread, which has not run yet.
+            lock.owner.store(NOBODY, SeqCst);
+            lock.awaited.store(0, SeqCst);
+            lock.before_fork(true);
+            let woken = lock.sleep(HOLDER, |owner| owner & FORKS != 0);
+            woken.is_err() && refused.join().unwrap_or(false)
+        })
+    }));
+}
