@@ -1,9 +1,9 @@
 //! Bind groups: found in the cache, or made and cached.
 
+use crate::groups::Key;
 use crate::scope::Scope;
 use crate::view::{Bindable, Group};
 use pool_core::{DeviceError, Why};
-use std::sync::Arc;
 use wgpu::{BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, ErrorFilter};
 
 impl Scope {
@@ -81,12 +81,12 @@ pub(crate) fn group(
     for (number, resource) in resources {
         bound.push((*number, resource.bound(of, None)?));
     }
-    let key = Arc::new((layout.clone(), bound));
+    let key = Key::new(layout, bound);
     let scopes = of.device.open_scopes().opened();
     if let Some(group) = shared.groups.lock().find(&key, scopes) {
         return Ok(group);
     }
-    let elements = key.1.iter().map(|(_, bound)| bound.elements());
+    let elements = key.bound().iter().map(|(_, bound)| bound.elements());
     let elements: Vec<_> = elements.collect::<Result<_, _>>()?;
     // Without the feature, wgpu panics.
     let has = shared.device.features();
@@ -94,9 +94,8 @@ pub(crate) fn group(
         let call = "bind an array on a device without the feature for it";
         return Err(DeviceError::new(Why::Unsupported, call));
     }
-    let entries = key.1.iter().zip(&elements).map(|((binding, bound), elements)| BindGroupEntry {
-        binding: *binding,
-        resource: bound.resource(elements.as_ref()),
+    let entries = key.bound().iter().zip(&elements).map(|((binding, bound), elements)| {
+        BindGroupEntry { binding: *binding, resource: bound.resource(elements.as_ref()) }
     });
     let entries: Vec<_> = entries.collect();
     let label = Some(label);

@@ -11,6 +11,7 @@ use crate::written::hash_of;
 use lru::LruCache;
 use pool_core::{KIB, MIB};
 use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::Arc;
 use wgpu::{BindGroup, BindGroupLayout, Buffer, Texture};
 
@@ -21,14 +22,65 @@ const MOST: u64 = 128 * MIB;
 /// Groups that are remembered after they went by that bound, at most.
 const MOST_GONE: usize = 1 << 16;
 
-/// A layout, and what is bound at each number.
-pub(crate) type Key = Arc<(BindGroupLayout, Vec<(u32, Binding)>)>;
+/// A layout, and what is bound at each number. The tables look for it many times, and it is hashed once.
+#[derive(Clone)]
+pub(crate) struct Key(Arc<Hashed>);
+
+struct Hashed {
+    hash: u64,
+    named: (BindGroupLayout, Vec<(u32, Binding)>),
+}
+
+impl Key {
+    pub(crate) fn new(layout: &BindGroupLayout, bound: Vec<(u32, Binding)>) -> Self {
+        let named = (layout.clone(), bound);
+        Self(Arc::new(Hashed { hash: hash_of(&named), named }))
+    }
+
+    /// What is bound.
+    pub(crate) fn bound(&self) -> &[(u32, Binding)] {
+        &self.0.named.1
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        let (Self(one), Self(other)) = (self, other);
+        Arc::ptr_eq(one, other) || one.hash == other.hash && one.named == other.named
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0.hash);
+    }
+}
+
+/// Takes the hash that a key has.
+#[derive(Default)]
+struct HashOfKey(u64);
+
+impl Hasher for HashOfKey {
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = hash_of(&(self.0, bytes)); // no key does this
+    }
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+type ByKey = BuildHasherDefault<HashOfKey>;
 
 /// The groups of one device, the least recently used first to go.
 pub(crate) struct Groups {
-    cached: LruCache<Key, Cached>,
+    cached: LruCache<Key, Cached, ByKey>,
     /// The groups that bind a resource, which go before it does.
-    of: HashMap<Resource, HashSet<Key>>,
+    of: HashMap<Resource, HashSet<Key, ByKey>>,
     /// Bytes of all groups, and of the resources that the program has and the groups keep alive.
     bytes: u64,
     most: u64,
@@ -59,7 +111,7 @@ pub struct BindGroupStats {
 impl Default for Groups {
     fn default() -> Self {
         Self {
-            cached: LruCache::unbounded(),
+            cached: LruCache::unbounded_with_hasher(ByKey::default()),
             of: HashMap::new(),
             bytes: 0,
             most: MOST,
@@ -71,7 +123,7 @@ impl Default for Groups {
 }
 
 fn resources(key: &Key) -> impl Iterator<Item = (Resource, u64)> {
-    key.1.iter().flat_map(|(_, binding)| binding.resources())
+    key.bound().iter().flat_map(|(_, binding)| binding.resources())
 }
 
 impl Groups {
@@ -87,7 +139,7 @@ impl Groups {
     /// without the lock.
     pub(crate) fn insert(&mut self, key: &Key, group: BindGroup, scopes: u64) -> Vec<Key> {
         self.misses += 1;
-        if self.gone.contains(&hash_of(key)) {
+        if self.gone.contains(&key.0.hash) {
             self.most = self.most.saturating_mul(2);
             self.gone.clear();
         }
@@ -105,7 +157,7 @@ impl Groups {
             && let Some((key, _)) = self.cached.pop_lru()
         {
             if self.gone.len() < MOST_GONE {
-                self.gone.insert(hash_of(&key));
+                self.gone.insert(key.0.hash);
             }
             self.unlink(&key);
             old.push(key);

@@ -7,6 +7,7 @@ use crate::arrival::{Arrival, Outcome};
 use crate::idle::Spare;
 use crate::nonces::{Nonce, Nonces};
 use crate::shared::Shared;
+use crate::written::hash_of;
 use parking_lot::Mutex;
 use pool_core::{DeviceError, KIB, MIB, Why};
 use std::collections::BTreeMap;
@@ -78,8 +79,8 @@ pub(crate) struct Filling {
     pub(crate) chunk: Arc<ReadChunk>,
     nonce: Nonce,
     used: u64,
-    /// Where commands of the program copy the nonce to.
-    words: Vec<u64>,
+    /// Where commands of the program copy the nonce to, and the number of their encoder.
+    words: Vec<(u64, u64)>,
 }
 
 /// Read-backs begin at multiples of this many bytes: what may be mapped, and the largest texel.
@@ -240,10 +241,11 @@ impl Filling {
         self.used = self.chunk.size();
     }
 
-    /// Ends the chunk: `last` stamps it, and it is mapped after `last` is submitted.
+    /// Ends the chunk. In a browser `last` stamps it, which tells too late what it refuses.
     pub(crate) fn end(&self, last: &mut CommandEncoder) {
-        self.stamp(last);
-        self.map_after(last);
+        if cfg!(target_family = "wasm") {
+            self.stamp(last);
+        }
     }
 
     fn stamp(&self, commands: &mut CommandEncoder) {
@@ -257,9 +259,17 @@ impl Filling {
         }
     }
 
-    /// Notes that commands of the program copy the nonce to `at`.
-    pub(crate) fn add_word(&mut self, at: u64) {
-        self.words.push(at);
+    /// Notes that these commands of the program copy the nonce to `at`.
+    pub(crate) fn add_word(&mut self, commands: &CommandEncoder, at: u64) {
+        self.words.push((at, hash_of(commands)));
+    }
+
+    /// Whether these commands, which did not run so far, fill all of the chunk. Then its words tell by themselves
+    /// whether they ran: it needs no stamp.
+    pub(crate) fn needs_no_stamp(&self, commands: &CommandEncoder) -> bool {
+        let by = hash_of(commands);
+        let all = self.words.iter().all(|(_, other)| *other == by);
+        all && self.chunk.brought.set(true).is_ok()
     }
 
     /// Begins a chunk that commands of the program fill behind a prologue: the prologue zeroes its words,
@@ -268,10 +278,10 @@ impl Filling {
         let Some(buffer) = self.chunk.buffer() else { return };
         match self.words.last() {
             Some(last) if self.words.len() > FEW_WORDS => {
-                prologue.clear_buffer(buffer, 0, Some(last + Nonce::BYTES));
+                prologue.clear_buffer(buffer, 0, Some(last.0 + Nonce::BYTES));
             }
             _ => {
-                for word in &self.words {
+                for (word, _) in &self.words {
                     prologue.clear_buffer(buffer, *word, Some(Nonce::BYTES));
                 }
             }
@@ -288,8 +298,15 @@ impl Filling {
         });
     }
 
-    pub(crate) fn submitted(&self, by: &SubmissionIndex) {
+    /// The commands that fill the chunk were submitted, or refused: it is mapped once they are done.
+    pub(crate) fn submitted(self, by: &SubmissionIndex, accepted: bool) {
+        let Some(buffer) = self.chunk.buffer().filter(|_| accepted) else { return self.abandon() };
+        if !cfg!(target_family = "wasm") && self.words.is_empty() {
+            let _ = self.chunk.brought.set(true);
+        }
         self.chunk.arrival.submitted(by);
+        let tell = self.chunk.arrival.tell();
+        buffer.map_async(MapMode::Read, .., move |mapped| tell.mapped(&mapped));
     }
 
     /// Its commands are dropped.

@@ -36,7 +36,7 @@ impl Receipts {
         receipt: &mut Filling,
         (prologue, commands): (&mut CommandEncoder, &mut CommandEncoder),
     ) {
-        receipt.add_word(0);
+        receipt.add_word(commands, 0);
         receipt.begin_elsewhere(prologue);
         receipt.set_word(commands, 0);
         receipt.map_after(commands);

@@ -17,7 +17,7 @@ use wgpu::{
 #[derive(Default)]
 pub(crate) struct Recording {
     steps: VecDeque<Step>,
-    /// Copies ahead of the encoder's commands.
+    /// Copies ahead of the encoder's commands. If there is an encoder, it has them too.
     ahead: Vec<Copy>,
     encoder: Option<CommandEncoder>,
     /// Copies that come after what the encoder has, if there is one. Neighbours are one copy.
@@ -36,6 +36,8 @@ pub(crate) struct Recording {
 struct Step {
     to_zero: Vec<ToZero>,
     copies: Vec<Copy>,
+    /// Whether the commands begin with the copies.
+    has_copies: bool,
     commands: Option<CommandBuffer>,
 }
 
@@ -85,17 +87,19 @@ impl Texels {
 }
 
 impl Recording {
-    /// The encoder, behind all copies that came before. Those ahead of its first command do not depend on what
-    /// wgpu says of the commands.
+    /// The encoder, behind all copies that came before. Those ahead of its first command stay as data, because
+    /// they do not depend on what wgpu says of the commands.
     pub(crate) fn encoder(&mut self, shared: &Shared) -> &mut CommandEncoder {
-        if self.encoder.is_none() {
-            self.ahead.append(&mut self.copies);
-        }
+        let is_fresh = self.encoder.is_none();
         let fresh = || shared.encoder("bucketpool scope");
         let encoder = self.encoder.get_or_insert_with(fresh);
-        for copy in self.copies.drain(..) {
+        for copy in &self.copies {
             copy.record(&self.buffers, encoder);
         }
+        if is_fresh {
+            self.ahead.append(&mut self.copies);
+        }
+        self.copies.clear();
         encoder
     }
 
@@ -222,17 +226,17 @@ impl Recording {
             self.ahead.append(&mut self.copies);
         }
         self.read.clear();
-        let copies = std::mem::take(&mut self.ahead);
+        let (copies, has_copies) = (std::mem::take(&mut self.ahead), self.encoder.is_some());
         let commands = self.encoder.take().map(|encoder| shared.finish(encoder));
         if !to_zero.is_empty() || !copies.is_empty() || commands.is_some() {
-            self.steps.push_back(Step { to_zero, copies, commands });
+            self.steps.push_back(Step { to_zero, copies, has_copies, commands });
         }
     }
 
     /// Commands of the program follow, which hand over all that was recorded.
     pub(crate) fn follow(&mut self, commands: CommandBuffer) {
-        let (to_zero, copies) = (Vec::new(), Vec::new());
-        self.steps.push_back(Step { to_zero, copies, commands: Some(commands) });
+        let (to_zero, copies, has_copies) = (Vec::new(), Vec::new(), false);
+        self.steps.push_back(Step { to_zero, copies, has_copies, commands: Some(commands) });
     }
 
     /// Submits all steps together. What wgpu refuses, it refuses as a whole and runs nothing of it. Zeroing and
@@ -242,7 +246,8 @@ impl Recording {
         let buffers = std::mem::take(&mut self.buffers);
         let (mut together, mut has_commands) = (Vec::new(), false);
         // The steps stay, so that a panic in `submit` leaves their zeroing to be done.
-        for Step { to_zero, copies, commands } in &mut self.steps {
+        for Step { to_zero, copies, has_copies, commands } in &mut self.steps {
+            let copies: &[Copy] = if *has_copies { &[] } else { copies };
             together.extend(record(to_zero, copies, shared, &buffers));
             has_commands |= commands.is_some();
             together.extend(commands.take());

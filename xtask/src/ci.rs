@@ -114,6 +114,10 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
 /// The program for every memory on the simulated device. CUDA's is a test on the double.
 const ON_SIM: &str = "run --quiet --locked --features sim --example tiles";
 
+/// The ports on wgpu's noop device, which compare nothing there. With all features, for which the examples on
+/// a driver are built too.
+const ON_NOOP: &str = "run --quiet --locked --all-features --example ports -- --noop";
+
 /// The examples that need a Vulkan driver, if there is one.
 fn examples_on_wgpu() -> Vec<Vec<String>> {
     if !driver::ALL.iter().any(|driver| driver.backend == "wgpu" && driver.is_here()) {
@@ -121,7 +125,7 @@ fn examples_on_wgpu() -> Vec<Vec<String>> {
     }
     let example = |name| words(&format!("run --quiet --locked --all-features --example {name}"));
     let mut examples =
-        ["tiles", "wgpu_elementwise", "wgpu_frames", "engines"].map(example).to_vec();
+        ["tiles", "wgpu_elementwise", "wgpu_frames", "engines", "ports"].map(example).to_vec();
     // In the workspace's folder, so that wgpu is built once.
     examples.push(words(&format!(
         "run --quiet --locked --target-dir target --manifest-path {EGUI}/Cargo.toml"
@@ -162,6 +166,7 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
         step("other doc tests", OTHER_DOCUMENTED),
         step("example on sim", ON_SIM),
         step("doc", "doc --locked --workspace --all-features --no-deps"),
+        step("ports on the noop device", ON_NOOP),
         several("examples on wgpu", examples_on_wgpu(), Tool::Plain),
         several("Rust clients", deeply(clients.to_vec()), Tool::Clients),
         several("programs, preloaded", if_here(has_python(), &bench("programs")), Tool::Plain),

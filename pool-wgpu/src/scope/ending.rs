@@ -105,7 +105,7 @@ impl Scope {
             chunk.map_again(Some(&index));
         }
         for filling in self.reads_before.drain(..) {
-            filling.submitted(&index);
+            filling.submitted(&index, accepted);
         }
         self.shared().living()?;
         if accepted { Ok(index) } else { Err(refused_frame()) }
@@ -249,8 +249,9 @@ impl Scope {
         // The program's encoder is the scope's from now on.
         self.table().record(self.id);
         for filling in std::mem::take(&mut self.reads_elsewhere) {
-            filling.begin_elsewhere(self.own_encoder());
-            filling.map_after(&last);
+            if !filling.needs_no_stamp(&last) {
+                filling.begin_elsewhere(self.own_encoder());
+            }
             self.reads_before.push(filling);
         }
         self.end_commands();

@@ -169,7 +169,7 @@ impl Scope {
         filling.close();
         // Ahead of the program's copies, so that one which is too long shows.
         filling.set_word(commands, word);
-        filling.add_word(word);
+        filling.add_word(commands, word);
         let (chunk, word) = (filling.chunk.clone(), Some(word));
         let back = ReadBack { number: number(), chunk, at: 0, bytes, rows: None, word };
         self.reads_elsewhere.insert(0, filling); // the last is the one that others share
@@ -180,7 +180,7 @@ impl Scope {
     pub(super) fn sign_read(&mut self, commands: &mut CommandEncoder, back: &ReadBack) {
         if let (Some(word), Some(last)) = (back.word, self.reads_elsewhere.last_mut()) {
             last.set_word(commands, word);
-            last.add_word(word);
+            last.add_word(commands, word);
         }
     }
 
@@ -239,8 +239,7 @@ impl Scope {
         Ok(back)
     }
 
-    /// Ends the chunks that the present step fills. wgpu may refuse one step and not another, so
-    /// each chunk is of one step, and its stamp tells whether that step ran.
+    /// Ends the chunks that the present step fills.
     pub(super) fn end_reads(&mut self) {
         for filling in std::mem::take(&mut self.reads) {
             filling.end(self.own_encoder());
