@@ -62,9 +62,21 @@ impl<A: DeviceAllocator> Blocks<A> {
     }
 
     /// Takes the block of a size and stream that came last, of a few that `ready` accepts.
+    pub(crate) fn take(
+        &mut self,
+        key: Key<A::Kind>,
+        bytes: u64,
+        ready: impl Fn(&mut Record<A>) -> bool,
+    ) -> Option<RecordOwner<A>> {
+        let at = self.table.find(bytes, key.kind)?;
+        self.take_in(at, key.stream_id, ready)
+    }
+
+    /// Takes the block of a size and stream that came last, if `ready` accepts it and its bin was used
+    /// last of its class.
     #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
     #[inline(always)]
-    pub(crate) fn take(
+    pub(crate) fn take_top(
         &mut self,
         key: Key<A::Kind>,
         bytes: u64,
@@ -75,9 +87,7 @@ impl<A: DeviceAllocator> Blocks<A> {
         let mut top = class.bin.blocks.top.filter(|_| class.bin.stream == key.stream_id);
         // SAFETY: the lists own the record, and `self` is borrowed alone.
         let is_ready = top.as_mut().is_some_and(|top| ready(unsafe { top.as_mut() }));
-        let Some(address) = top.filter(|_| is_ready) else {
-            return self.take_deeper(at, key.stream_id, ready);
-        };
+        let address = top.filter(|_| is_ready)?;
         // SAFETY: the block is on top of this bin, and `self` is borrowed alone.
         unsafe { class.bin.blocks.pop(address) };
         // SAFETY: it is in the list of all too.
@@ -87,17 +97,6 @@ impl<A: DeviceAllocator> Blocks<A> {
         self.bytes -= bytes;
         // SAFETY: it is in no list any more.
         Some(unsafe { RecordOwner::of_address(address) })
-    }
-
-    /// As [`Blocks::take`], where the block on top of the bin that was used last does not serve.
-    #[inline(never)]
-    fn take_deeper(
-        &mut self,
-        at: usize,
-        stream: u64,
-        ready: impl Fn(&mut Record<A>) -> bool,
-    ) -> Option<RecordOwner<A>> {
-        self.take_in(at, stream, ready)
     }
 
     /// Takes the smallest block of a stream that has one of these sizes, of a few that `ready`

@@ -312,9 +312,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ) -> Result<PooledBuffer<A>, AllocError> {
         if !zeroed
             && self.zero == ZeroPolicy::Never
-            && let Some(record) = self.hit(stream, bytes, kind)
+            && let Some(buffer) = self.hit(stream, bytes, kind)
         {
-            let buffer = PooledBuffer::new(&self.owner, record);
             if buffer.is_intact() {
                 return Ok(buffer);
             }
@@ -326,7 +325,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Serves a request by one lock: a block of its stream that is free and ready. Returns `None` for
     /// requests that need more than that.
     #[inline]
-    fn hit(&self, stream: &StreamOf<A>, requested: u64, kind: A::Kind) -> Option<RecordOwner<A>> {
+    fn hit(&self, stream: &StreamOf<A>, requested: u64, kind: A::Kind) -> Option<PooledBuffer<A>> {
         let (store, clock) = (self.store(), self.allocator().clock());
         // A handle whose requests wait does not overtake those that wait already.
         let awaited = if self.wait_timeout.is_some() { AWAITED } else { 0 };
@@ -343,8 +342,12 @@ impl<A: DeviceAllocator> BucketPool<A> {
         };
         let reuse = clock.reuse_of(stream);
         let on = reuse.as_ref().unwrap_or(stream);
+        if store.shape.is_arena() {
+            let record = store.hit_range((stream, on), kind, requested)?;
+            return Some(PooledBuffer::new(&self.owner, record));
+        }
         // Only sizes and kinds that the pool offers have free blocks.
-        store.hit((stream, on), kind, (bytes, requested))
+        store.hit((stream, on), kind, (bytes, requested)).map(PooledBuffer::again)
     }
 
     /// Serves a request that is no plain hit.
@@ -430,7 +433,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let request = PoolRequest { joins_line, ..request };
         let (mut buffer, fresh, was_zeroed) = loop {
             let Grant { mut record, fresh } = self.store().allocate(&request)?;
-            let was_zeroed = !record.unzeroed;
+            let was_zeroed = record.is_clean();
             if self.store().flags.any(OBSERVED) || (fresh && self.store().has_observers()) {
                 self.notify_served(&request, &mut record, fresh);
             }

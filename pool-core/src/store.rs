@@ -46,6 +46,7 @@ mod totals;
 mod trim;
 mod warm;
 
+use crate::block::flags::CLEAN;
 use crate::block::guards::{GUARD_BYTES, Guards};
 use crate::block::record::RecordOwner;
 use crate::block::request::{Key, PoolRequest};
@@ -55,7 +56,7 @@ use crate::limits::{
     Asker, Budget, CachedLimit, CachedLimitNow, DeviceId, Ledger, Retention, Ticks, Transit,
 };
 use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
-use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why};
+use crate::port::{DeviceAllocator, DeviceError, MarkOf, StreamClock, StreamOf, Why};
 use crate::shard::{Grant, Homes, Keeping, Shards, State};
 use crate::size::SizeClasses;
 use crate::store::flags::{BROKEN, Flags, OBSERVED, ZEROES};
@@ -68,6 +69,7 @@ use crate::stream::{Requester, StealPolicy};
 use crate::sys::atomic::{AtomicU32, AtomicU64};
 use crate::sys::{ForkCheck, Mutex, thread_number};
 use std::any::TypeId;
+use std::sync::atomic::AtomicPtr;
 use std::sync::{Arc, OnceLock};
 
 #[cfg(feature = "check")]
@@ -132,6 +134,8 @@ pub(crate) struct Store<A: DeviceAllocator> {
     /// Dropped before the shards, which own the slots of its records.
     pub(crate) privates: Privates<A>,
     pub(crate) shards: Shards<A>,
+    /// The address of the box that it is in, once it is (`store/reference.rs`).
+    own: AtomicPtr<()>,
 }
 
 /// The bytes of cached memory that are to be given back, and the reason.
@@ -197,6 +201,7 @@ impl<A: DeviceAllocator> Store<A> {
             totals: Totals::new(),
             places: Places::new(),
             privates: Privates::new(),
+            own: AtomicPtr::default(),
         };
         if let Some(count) = shards {
             store.spread_to(count);
@@ -217,9 +222,6 @@ impl<A: DeviceAllocator> Store<A> {
         let clock = self.allocator.clock();
         let now = clock.mark(stream);
         let key = Key { kind, stream_id: clock.stream_id(now) };
-        if self.shape.is_arena() {
-            return self.hit_range((stream, on), key, requested);
-        }
         let (steal, cpu_touches) = (self.bounds.steal, A::MEMORY.cpu_touches);
         let requester = Requester { clock, on, steal, cpu_touches, host_waits: false };
         let at = self.shards.home(&key);
@@ -227,10 +229,9 @@ impl<A: DeviceAllocator> Store<A> {
         let (record, crowded) = {
             let state = &mut *self.shards.lock_home(at);
             state.note_thread(thread);
-            let mut record =
-                state.take_hit(key, (bytes, requested), &requester, self.bounds.statistics);
-            if record.is_none() && self.larger_blocks_serve {
-                record = self.take_larger(state, key, (bytes, requested), &requester);
+            let mut record = state.take_plain(key, (bytes, requested), &requester);
+            if record.is_none() {
+                record = self.take_not_plain(state, (key, now), (bytes, requested), &requester);
             }
             (record, self.ended_round(state))
         };
@@ -239,31 +240,43 @@ impl<A: DeviceAllocator> Store<A> {
         }
         let mut record = record?;
         record.requested = requested;
-        record.marks.get_mut().restart(now);
+        if size_of_val(&now) > 0 {
+            record.marks.get_mut().restart_plain(now);
+        }
         Some(record)
     }
 
-    /// The end of a hit where a larger block may serve.
+    /// The end of a hit where the block that came last is not plain, or a larger one may serve.
     #[inline(never)]
-    fn take_larger(
+    fn take_not_plain(
         &self,
         state: &mut State<A>,
-        key: Key<A::Kind>,
+        (key, now): (Key<A::Kind>, MarkOf<A>),
         (bytes, requested): (u64, u64),
         requester: &Requester<'_, A::Clock>,
     ) -> Option<RecordOwner<A>> {
-        let sizes = bytes..=self.classes.largest_for(bytes);
-        state.take_in_range(key, &sizes, requested, requester, self.bounds.statistics)
+        let statistics = self.bounds.statistics;
+        let mut record = state.take_hit(key, (bytes, requested), requester, statistics);
+        if record.is_none() && self.larger_blocks_serve {
+            let sizes = bytes..=self.classes.largest_for(bytes);
+            record = state.take_in_range(key, &sizes, requested, requester, statistics);
+        }
+        let mut record = record?;
+        record.uses_mut().restart(now);
+        record.flags.set(CLEAN, false); // the program may write it
+        Some(record)
     }
 
     /// As [`Store::hit`], where memory is split.
     #[inline(never)]
-    fn hit_range(
+    pub(crate) fn hit_range(
         &self,
         (stream, on): (&StreamOf<A>, &StreamOf<A>),
-        key: Key<A::Kind>,
+        kind: A::Kind,
         requested: u64,
     ) -> Option<RecordOwner<A>> {
+        let clock = self.allocator.clock();
+        let key = Key { kind, stream_id: clock.stream_id(clock.mark(stream)) };
         if self.shape.uncached {
             return None;
         }

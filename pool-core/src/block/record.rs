@@ -4,10 +4,11 @@
 //! a box of its own; that of a part of a segment is in a slot of its shard.
 #![expect(unsafe_code, reason = "a record has one owner, which holds its address")]
 
+use crate::block::flags::{BYPASS, BlockFlags, CLEAN, PART, PLAIN, PRIVATE, UsesGuard};
 use crate::block::request::{PoolRequest, PrivateId};
 use crate::observe::{EventFields, Tag};
 use crate::port::{DeviceAllocator, MarkOf, StreamOf};
-use crate::stream::{Access, LastUses};
+use crate::stream::{Access, LastUses, Requester};
 use crate::sys::Mutex;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -23,20 +24,18 @@ pub(crate) struct Record<A: DeviceAllocator> {
     pub(crate) bytes: u64,
     /// Bytes that its present owner requested.
     pub(crate) requested: u64,
-    /// The store of its pool, without its type (`store/reference.rs`).
+    /// The store of its pool, without its type (`store/reference.rs`). Written when a whole block
+    /// comes from the device, and at each grant of a part.
     pub(crate) store: Option<NonNull<()>>,
+    pub(crate) flags: BlockFlags,
     pub(crate) marks: Mutex<LastUses<A::Clock>>,
     pub(crate) kind: A::Kind,
-    /// Whether the pool may keep it.
-    pub(crate) pooled: bool,
-    /// Whether old contents may show.
-    pub(crate) unzeroed: bool,
     /// The tag of its request, in a pool with observers.
     pub(crate) tag: Tag,
     /// The time of its shard when it was freed.
     pub(crate) freed_at: u64,
     /// The private pool that it belongs to.
-    pub(crate) private: Option<PrivateId>,
+    pub(super) private: Option<PrivateId>,
     pub(crate) place: Place<A>,
 }
 
@@ -112,16 +111,19 @@ impl<A: DeviceAllocator> Record<A> {
         request: &PoolRequest<'_, A>,
         mark: MarkOf<A>,
     ) -> Self {
+        let flags = if matches!(place, Place::Part(_)) { PART } else { 0 }
+            | if request.class.is_cached() { 0 } else { BYPASS }
+            | if request.private.is_some() { PRIVATE } else { 0 }
+            | CLEAN;
         Self {
             links: Links::NONE,
             class: 0,
             bytes,
             requested: request.requested,
             store: None,
+            flags: BlockFlags::new(flags),
             marks: Mutex::new(LastUses::new(mark)),
             kind: request.key.kind,
-            pooled: request.class.is_cached(),
-            unzeroed: false,
             tag: Tag::default(),
             freed_at: 0,
             private: request.private,
@@ -141,6 +143,48 @@ impl<A: DeviceAllocator> Record<A> {
             Place::Whole(block) => allocator.view(block, 0, bytes, on),
             Place::Part(part) => allocator.view(part.segment(), part.offset, bytes, on),
         }
+    }
+
+    /// Whether a free block is plain, and ready for a requester that has reached `now`.
+    #[inline]
+    pub(crate) fn is_plain_and_ready(
+        &mut self,
+        requester: &Requester<'_, A::Clock>,
+        now: MarkOf<A>,
+    ) -> bool {
+        self.flags.get_mut() == PLAIN && self.marks.get_mut().own_is_ready(requester, now)
+    }
+
+    /// Whether the pool may keep it.
+    #[inline]
+    pub(crate) fn is_pooled(&self) -> bool {
+        !self.flags.any(BYPASS)
+    }
+
+    /// Whether its bytes are zero.
+    #[inline]
+    pub(crate) fn is_clean(&self) -> bool {
+        self.flags.any(CLEAN)
+    }
+
+    /// The private pool that it belongs to.
+    #[inline]
+    pub(crate) fn private(&self) -> Option<PrivateId> {
+        self.private
+    }
+
+    /// The uses, under their lock.
+    #[inline]
+    pub(crate) fn uses(
+        &self,
+    ) -> UsesGuard<'_, A::Clock, impl DerefMut<Target = LastUses<A::Clock>> + '_> {
+        UsesGuard::new(&self.flags, self.marks.lock())
+    }
+
+    /// The uses, for who has the record alone.
+    #[inline]
+    pub(crate) fn uses_mut(&mut self) -> UsesGuard<'_, A::Clock, &mut LastUses<A::Clock>> {
+        UsesGuard::new(&self.flags, self.marks.get_mut())
     }
 
     /// The part of a segment that it is; `None` for a whole block.
@@ -165,14 +209,20 @@ impl<A: DeviceAllocator> Record<A> {
 
     /// Whether it has the size and the kind of a request.
     pub(crate) fn serves(&self, request: &PoolRequest<'_, A>) -> bool {
-        let kept = self.pooled == request.class.is_cached(); // what was detached is not lent again
+        let kept = self.is_pooled() == request.class.is_cached(); // what was detached is not lent again
         kept && request.sizes().contains(&self.bytes) && self.kind == request.key.kind
+    }
+
+    /// Makes it a block of a private pool, or of none.
+    pub(crate) fn join_private(&mut self, private: Option<PrivateId>) {
+        self.private = private;
+        self.flags.set(PRIVATE, private.is_some());
     }
 
     /// Removes it from its private pool, behind what that was.
     pub(crate) fn leave_private(&mut self, clock: &A::Clock, behind: &[MarkOf<A>]) {
-        self.private = None;
-        let marks = self.marks.get_mut();
+        self.join_private(None);
+        let mut marks = self.uses_mut();
         for mark in behind {
             marks.end(clock, *mark, Access::Write);
         }

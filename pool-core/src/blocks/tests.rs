@@ -59,8 +59,9 @@ fn record(id: u64, bytes: u64, kind: u8, freed_at: u64) -> RecordOwner<Nothing> 
         private: None,
         joins_line: false,
     };
-    let record = Record::new(Place::Whole(id), bytes, &request, ());
-    RecordOwner::boxed(Record { freed_at, ..record })
+    let mut record = Record::new(Place::Whole(id), bytes, &request, ());
+    record.freed_at = freed_at;
+    RecordOwner::boxed(record)
 }
 
 fn id_of(record: RecordOwner<Nothing>) -> u64 {

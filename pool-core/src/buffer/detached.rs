@@ -1,6 +1,7 @@
 //! Blocks that leave the cache for good.
 #![expect(unsafe_code, reason = "moving the block out of a buffer that is not dropped")]
 
+use crate::block::flags::BYPASS;
 use crate::buffer::pooled::PooledBuffer;
 use crate::invariant::Scope;
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, WholeBlocks, Why};
@@ -17,7 +18,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// or taken by [`Detached::into_raw`].
     #[must_use]
     pub fn detach(mut self) -> Detached<A> {
-        self.record.pooled = false;
+        self.record.flags.set(BYPASS, true);
         Detached(self)
     }
 }
@@ -60,7 +61,7 @@ impl<A: DeviceAllocator> Detached<A> {
         {
             return Err(fault);
         }
-        if buffer.record.private.is_some() {
+        if buffer.record.private().is_some() {
             drop(ManuallyDrop::into_inner(buffer));
             return Ok(());
         }
@@ -130,7 +131,7 @@ impl<A: DeviceAllocator> Detached<A> {
         let _scope = Scope::enter(); // as in `free`
         // SAFETY: the buffer is not dropped and not used again.
         let (reference, mut record) = unsafe { buffer.move_out() };
-        if let Some(id) = record.private {
+        if let Some(id) = record.private() {
             let store = reference.store();
             let launching = store.privates.launching(id);
             let _launching = launching.lock(); // a launch that is under way has its mark then

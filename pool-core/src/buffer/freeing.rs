@@ -1,6 +1,7 @@
 //! The drop of a buffer: a push under the lock of one shard, or the slow way.
 #![expect(unsafe_code, reason = "moving the block out of a buffer that is being dropped")]
 
+use crate::block::flags::{CLEAN, PART, PLAIN};
 use crate::block::record::RecordOwner;
 use crate::buffer::pooled::PooledBuffer;
 use crate::invariant::Scope;
@@ -25,9 +26,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Gives the block back to its shard. Returns false if that takes more than one lock, or if any of the flags `bypass_flags` is set. Only `drop` calls it.
     #[inline]
     fn drop_into_shard(&mut self, bypass_flags: u8) -> bool {
-        let (store, record) = (self.store(), &self.record);
-        let plain = record.pooled && record.private.is_none() && !store.is_forked();
-        if !plain || !self.record.marks.get_mut().are_closed() {
+        let flags = self.record.flags.get_mut();
+        debug_assert!(flags & CLEAN == 0, "a buffer's bytes may be anything");
+        if flags & !PART != PLAIN || A::Clock::UNTIL_DROP || self.store().is_forked() {
             return false;
         }
         // SAFETY: a buffer is dropped once, and if the shard takes the record, it is not used
@@ -74,8 +75,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Notifies the observers that the buffer is freed.
     #[cold]
     pub(super) fn notify_freed(&mut self) {
-        let (store, _, marks) = self.parts();
-        let stream = store.allocator.clock().stream_id(marks.own());
+        let own = self.record.marks.get_mut().own();
+        let stream = self.store().allocator.clock().stream_id(own);
         self.store().notify(EventKind::Free, self.record.event_fields(stream));
     }
 
@@ -88,8 +89,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         if A::MEMORY.zeroing != Zeroing::AtOnce {
             return Ok(false);
         }
-        let (bytes, is_private) = (self.record.bytes, self.record.private.is_some());
-        let (store, place, marks) = self.parts();
+        let (bytes, is_private) = (self.record.bytes, self.record.private().is_some());
+        let (store, place, mut marks) = self.parts();
         if !store.bounds.zero_on_return || is_private {
             return Ok(false); // a launch of the graph may use the memory, now or later
         }
@@ -143,7 +144,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         // SAFETY: `new` filled the store address, and the record is taken out once.
         let reference = unsafe { StoreReference::taken_from(&record) };
         let mut record = record; // dropped before the reference if the clock panics
-        record.marks.get_mut().close(reference.store().allocator.clock());
+        record.uses_mut().close(reference.store().allocator.clock());
         (reference, record)
     }
 }

@@ -1,6 +1,7 @@
 //! Pooled buffers: the type that a program uses, which returns its block when it is dropped.
 #![expect(unsafe_code, reason = "the store of a buffer, and buffers without their type")]
 
+use crate::block::flags::{CLEAN, UsesGuard};
 use crate::block::record::{Place, Record, RecordOwner};
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Zeroing};
 use crate::store::Store;
@@ -27,12 +28,25 @@ pub struct PooledBuffer<A: DeviceAllocator> {
     pub(super) record: ManuallyDrop<RecordOwner<A>>,
 }
 
+/// The uses of a buffer that is borrowed alone.
+pub(super) type UsesOf<'b, A> =
+    UsesGuard<'b, <A as DeviceAllocator>::Clock, &'b mut LastUses<<A as DeviceAllocator>::Clock>>;
+
 impl<A: DeviceAllocator> PooledBuffer<A> {
+    /// Makes a buffer of a whole block that had one before, and that the store has just counted as in
+    /// use.
+    #[inline]
+    pub(crate) fn again(record: RecordOwner<A>) -> Self {
+        debug_assert!(record.store.is_some(), "a whole block knows its store");
+        Self { record: ManuallyDrop::new(record) }
+    }
+
     /// Makes a buffer of a block that the owner's store has just counted as in use.
     #[inline]
     pub(crate) fn new(owner: &Owner<A>, mut record: RecordOwner<A>) -> Self {
         debug_assert!(record.requested <= record.bytes, "a block is as large as its request");
         owner.set_store(&mut record);
+        record.flags.set(CLEAN, false); // the program may write it
         Self { record: ManuallyDrop::new(record) }
     }
 
@@ -45,13 +59,13 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     /// Returns the store, the block and its marks, borrowed side by side.
     #[inline]
-    pub(super) fn parts(&mut self) -> (&Store<A>, &mut Place<A>, &mut LastUses<A::Clock>) {
+    pub(super) fn parts(&mut self) -> (&Store<A>, &mut Place<A>, UsesOf<'_, A>) {
         // SAFETY: as in `store`. The store is no part of the record, and lives as long as the buffer.
         let store = std::ptr::from_ref(unsafe { store_of(&self.record) });
         // SAFETY: as above.
         let store = unsafe { &*store };
-        let Record { place, marks, .. } = &mut **self.record;
-        (store, place, marks.get_mut())
+        let Record { place, marks, flags, .. } = &mut **self.record;
+        (store, place, UsesGuard::new(flags, marks.get_mut()))
     }
 
     /// Returns the buffer as a pointer without its type, for code in another language. The buffer is
@@ -125,7 +139,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Returns whether the block is kept for a graph ([`PrivatePool`](crate::PrivatePool)).
     #[must_use]
     pub fn is_private(&self) -> bool {
-        self.record.private.is_some()
+        self.record.private().is_some()
     }
 
     /// Returns the kind of the memory.
@@ -154,7 +168,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// a use, unless the zeroes are there when the call returns.
     pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
         invariant!(bytes <= self.record.bytes, "only bytes of the block are zeroed");
-        let (store, place, marks) = self.parts();
+        let (store, place, mut marks) = self.parts();
         store.zero(place, bytes, on)?;
         if A::MEMORY.zeroing != Zeroing::AtOnce {
             let clock = store.allocator.clock();

@@ -115,7 +115,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     pub fn record_stream(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         self.may_use_on(stream)?;
         let clock = self.allocator().clock();
-        self.record.marks.lock().begin(clock, clock.mark(stream), Access::Write);
+        self.record.uses().begin(clock, clock.mark(stream), Access::Write);
         Ok(())
     }
 
@@ -145,12 +145,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Orders `stream` for a new use, and begins it.
     fn begin(&self, stream: &StreamOf<A>, access: Access) -> Result<(), DeviceError> {
         self.may_use_on(stream)?;
-        if self.record.private.is_some() {
+        if self.record.private().is_some() {
             return self.begin_in_order(stream, access);
         }
         let clock = self.allocator().clock();
         {
-            let marks = &mut *self.record.marks.lock();
+            let mut marks = self.record.uses();
             let behind = marks.unordered_marks(clock, stream, access, A::MEMORY.cpu_touches);
             if behind.is_empty() && marks.too_many(clock, stream, access).is_empty() {
                 marks.begin(clock, clock.mark(stream), access);
@@ -167,7 +167,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     fn begin_in_order(&self, stream: &StreamOf<A>, access: Access) -> Result<(), DeviceError> {
         let joined = self.order(stream, access)?;
         let clock = self.allocator().clock();
-        let mut marks = self.record.marks.lock();
+        let mut marks = self.record.uses();
         marks.begin(clock, clock.mark(stream), access);
         if access == Access::Write {
             marks.join(clock, stream, None);
@@ -248,7 +248,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         if let Some(fault) = self.allocator().clock().fault() {
             return Err(fault);
         }
-        let private = self.record.private;
+        let private = self.record.private();
         let launches = match private {
             Some(id) => {
                 let launching = self.launching(id)?;
@@ -302,18 +302,18 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         self.may_use_on(stream)?;
         let clock = self.allocator().clock();
         // No graph is launched until the stream is ordered.
-        let launching = match self.record.private {
+        let launching = match self.record.private() {
             Some(id) => Some(self.launching(id)?),
             None => None,
         };
         let _launching = launching.as_ref().map(|launching| launching.lock());
         let cpu_touches = A::MEMORY.cpu_touches;
         let (mut behind, mut joined) = {
-            let mut marks = self.record.marks.lock();
+            let mut marks = self.record.uses();
             let behind = marks.unordered_marks(clock, stream, access, cpu_touches);
             (behind, marks.too_many(clock, stream, access))
         };
-        if let Some(id) = self.record.private {
+        if let Some(id) = self.record.private() {
             behind.extend(self.launches(id)?);
         }
         if behind.is_empty() && joined.is_empty() {
@@ -383,7 +383,7 @@ impl<A: DeviceAllocator> Drop for Use<'_, A> {
     fn drop(&mut self) {
         let clock = self.buffer.allocator().clock();
         if !self.buffer.store().is_unusable() {
-            self.buffer.record.marks.lock().end(clock, clock.mark(self.stream), self.access);
+            self.buffer.record.uses().end(clock, clock.mark(self.stream), self.access);
         }
     }
 }

@@ -29,15 +29,11 @@ impl<A: DeviceAllocator> State<A> {
     #[inline(always)]
     pub(crate) fn put(
         &mut self,
-        clock: &A::Clock,
-        mut record: RecordOwner<A>,
+        key: Key<A::Kind>,
+        record: RecordOwner<A>,
         keeping: &Keeping,
     ) -> Result<(), RecordOwner<A>> {
         let (bytes, requested) = (record.bytes, record.requested);
-        if record.part().is_some() {
-            return self.put_range(clock, record);
-        }
-        let key = Self::key_of(clock, &mut record);
         let fits = self.blocks.bytes + bytes <= self.lease && bytes <= self.largest;
         if !fits || (keeping.limits_buckets && self.is_bucket_full(key, bytes, keeping)) {
             return Err(record);
@@ -49,8 +45,8 @@ impl<A: DeviceAllocator> State<A> {
     }
 
     /// As [`State::put`], of a part of a segment.
-    #[inline(never)]
-    fn put_range(
+    #[inline]
+    pub(crate) fn put_range(
         &mut self,
         clock: &A::Clock,
         record: RecordOwner<A>,
@@ -68,7 +64,7 @@ impl<A: DeviceAllocator> State<A> {
     /// Makes the range of a block free.
     pub(crate) fn free_range(&mut self, clock: &A::Clock, mut record: RecordOwner<A>) {
         let after: Pending<MarkOf<A>> = record.marks.get_mut().pending(A::MEMORY.cpu_touches);
-        let (unzeroed, freed_at) = (record.unzeroed, record.freed_at);
+        let (unzeroed, freed_at) = (!record.is_clean(), record.freed_at);
         let Some(range) = record.part().map(|part| part.range) else { return };
         // Before the range is free: from then on its slot may be another owner's.
         record.vacate();
@@ -95,7 +91,7 @@ impl<A: DeviceAllocator> State<A> {
         keeping: &Keeping,
     ) -> bool {
         let bytes = record.bytes;
-        if self.closed || !record.pooled {
+        if self.closed || !record.is_pooled() {
             self.defer(record);
             return false;
         }
@@ -138,7 +134,7 @@ impl<A: DeviceAllocator> State<A> {
     ) -> bool {
         let (bytes, key) = (record.bytes, Self::key_of(clock, record));
         let refuses = keeping.full_bucket == FullBucket::RefuseNewest;
-        record.pooled
+        record.is_pooled()
             && !self.closed
             && bytes <= keeping.full_pool.largest(limit)
             && !(refuses && self.is_bucket_full(key, bytes, keeping))

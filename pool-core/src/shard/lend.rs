@@ -1,5 +1,6 @@
 //! Memory that is lent: the accounts, and the record.
 
+use crate::block::flags::CLEAN;
 use crate::block::record::{Part, Place, Record, RecordOwner};
 use crate::block::request::{Key, PoolRequest};
 use crate::port::{DeviceAllocator, MarkOf, StreamClock};
@@ -25,16 +26,32 @@ impl<A: DeviceAllocator> Grant<A> {
         fresh: bool,
     ) -> Self {
         record.requested = request.requested;
-        record.marks.get_mut().restart(clock.mark(request.stream));
+        record.uses_mut().restart(clock.mark(request.stream));
         Self { record, fresh }
     }
 }
 
 impl<A: DeviceAllocator> State<A> {
-    /// Serves a request from the free whole block of its size and stream that came last, or a few
-    /// below it, and counts it as lent: the hit of a request.
+    /// Serves a request from the free whole block of its size and stream that came last, if that is
+    /// plain, and counts it as lent: the hit of a request.
     #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
     #[inline(always)]
+    pub(crate) fn take_plain(
+        &mut self,
+        key: Key<A::Kind>,
+        (bytes, requested): (u64, u64),
+        requester: &Requester<'_, A::Clock>,
+    ) -> Option<RecordOwner<A>> {
+        let now = requester.clock.mark(requester.on);
+        let ready = |record: &mut Record<A>| record.is_plain_and_ready(requester, now);
+        let record = self.blocks.take_top(key, bytes, ready)?;
+        self.turn += 1;
+        self.accounts.out(bytes, requested);
+        Some(record)
+    }
+
+    /// Serves a request from the free whole block of its size and stream that came last, or a few
+    /// below it, and counts it as lent.
     pub(crate) fn take_hit(
         &mut self,
         key: Key<A::Kind>,
@@ -51,7 +68,7 @@ impl<A: DeviceAllocator> State<A> {
         let record = self.blocks.take(key, bytes, ready)?;
         self.turn += 1;
         self.accounts.out(bytes, requested);
-        if statistics && !record.unzeroed {
+        if statistics && record.is_clean() {
             self.untouched_hits += 1;
         }
         Some(record)
@@ -88,7 +105,7 @@ impl<A: DeviceAllocator> State<A> {
         let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(requester);
         let record = self.blocks.take_in_range(key, sizes, ready)?;
         self.count_out(record.bytes, requested);
-        if statistics && !record.unzeroed {
+        if statistics && record.is_clean() {
             self.untouched_hits += 1;
         }
         Some(record)
@@ -103,7 +120,7 @@ impl<A: DeviceAllocator> State<A> {
         statistics: bool,
     ) -> RecordOwner<A> {
         self.count_out(record.bytes, request.requested);
-        self.count_hit(request, !record.unzeroed, statistics);
+        self.count_hit(request, record.is_clean(), statistics);
         record
     }
 
@@ -127,7 +144,8 @@ impl<A: DeviceAllocator> State<A> {
         let part = Part::new(self.segment_of(id)?, offset, (id, self.number));
         self.ranges.count_out(bytes);
         self.count_out(bytes, request.requested);
-        let record = Record { unzeroed, ..Record::new(Place::Part(part), bytes, request, mark) };
+        let mut record = Record::new(Place::Part(part), bytes, request, mark);
+        record.flags.set(CLEAN, !unzeroed);
         // SAFETY: slots do not move. The range is live and was not lent before, so no code has the
         // record of its number, and none gets it before the owner frees the range.
         Some(unsafe { RecordOwner::in_slot(self.slots.slot(id), record) })
@@ -143,7 +161,7 @@ impl<A: DeviceAllocator> State<A> {
         statistics: bool,
     ) -> Option<RecordOwner<A>> {
         let record = self.lend_range(id, request, mark)?;
-        self.count_hit(request, !record.unzeroed, statistics);
+        self.count_hit(request, record.is_clean(), statistics);
         Some(record)
     }
 

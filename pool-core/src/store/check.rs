@@ -148,5 +148,5 @@ impl<A: DeviceAllocator> Store<A> {
 /// A free block is in use no more.
 fn check_free<A: DeviceAllocator>(record: &Record<A>) {
     assert!(!record.marks.lock().has_open_uses(), "a free block is in use");
-    assert!(record.private.is_none(), "a block of a private pool is free");
+    assert!(record.private().is_none(), "a block of a private pool is free");
 }

@@ -1,5 +1,6 @@
 //! Frees that are not a push under one lock: what passes a limit goes back to the device.
 
+use crate::block::flags::CLEAN;
 use crate::block::record::RecordOwner;
 use crate::limits::{GivenBack, InTransit};
 use crate::observe::Reason;
@@ -39,10 +40,10 @@ impl<A: DeviceAllocator> Store<A> {
     /// Frees a block, but for the buffer, which the caller counts as freed when the call has ended.
     /// Returns the shard that counts it.
     pub(crate) fn free(&self, mut record: RecordOwner<A>, zeroed: bool) -> usize {
-        if record.private.is_some() {
+        if record.private().is_some() {
             return self.free_private(record);
         }
-        record.unzeroed = !zeroed;
+        record.flags.set(CLEAN, zeroed);
         let freed = self.free_shared(record, true);
         self.give_back_in_drop(freed);
         freed.at

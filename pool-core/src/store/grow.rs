@@ -1,5 +1,6 @@
 //! Memory from the device: whole blocks, and segments that are split.
 
+use crate::block::flags::CLEAN;
 use crate::block::record::{Place, Record, RecordOwner, SegmentBlock};
 use crate::block::request::PoolRequest;
 use crate::limits::InTransit;
@@ -61,8 +62,9 @@ impl<A: DeviceAllocator> Store<A> {
         let _in_transit = InTransit::new(self.transit());
         let block = self.allocate_on_device(request, bytes)?;
         let mark = self.allocator.clock().mark(request.stream);
-        let record = Record::new(Place::Whole(block), bytes, request, mark);
-        let mut record = Record { unzeroed: !A::MEMORY.fresh_is_zeroed, ..record };
+        let mut record = Record::new(Place::Whole(block), bytes, request, mark);
+        record.store = self.own_address();
+        record.flags.set(CLEAN, A::MEMORY.fresh_is_zeroed);
         if A::MEMORY.allocating == Allocating::AtOnce {
             record.marks.get_mut().be_fresh();
         }

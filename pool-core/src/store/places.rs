@@ -79,7 +79,7 @@ impl<A: DeviceAllocator> Store<A> {
             let state = &mut *self.shards.lock(at);
             let most = self.bounds.keeping.bucket.of(bytes);
             let largest = self.bounds.keeping.full_pool.largest(limit.bytes);
-            let stays = record.pooled && !state.closed && bytes <= largest;
+            let stays = record.is_pooled() && !state.closed && bytes <= largest;
             let is_full = state.is_bucket_full(key, bytes, &self.bounds.keeping);
             if state.epoch != limit.epoch || !stays || !is_full {
                 return false;

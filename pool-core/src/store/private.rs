@@ -1,5 +1,6 @@
 //! Blocks of private pools: kept whole, with their records, until the graph goes.
 
+use crate::block::flags::CLEAN;
 use crate::block::record::{Record, RecordOwner};
 use crate::block::request::{PoolRequest, PrivateId};
 use crate::limits::InTransit;
@@ -30,9 +31,9 @@ impl<A: DeviceAllocator> Store<A> {
             state.ranges.nodes[part.range].state = NodeState::Live;
         }
         record.requested = request.requested;
-        *record.marks.get_mut() = LastUses::new(requester.clock.mark(request.stream));
+        *record.uses_mut() = LastUses::new(requester.clock.mark(request.stream));
         state.accounts.out(record.bytes, request.requested);
-        state.count_hit(request, !record.unzeroed, self.bounds.statistics);
+        state.count_hit(request, record.is_clean(), self.bounds.statistics);
         Some(Grant { record, fresh: false })
     }
 
@@ -40,7 +41,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Returns the shard that counts the buffer.
     #[cold]
     pub(super) fn free_private(&self, mut record: RecordOwner<A>) -> usize {
-        record.unzeroed = true; // a later launch of the graph may write it
+        record.flags.set(CLEAN, false); // a later launch of the graph may write it
         let _in_transit = InTransit::new(self.transit());
         let at = self.shard_of(&mut record);
         {

@@ -157,7 +157,7 @@ impl<A: DeviceAllocator> Privates<A> {
         mut record: RecordOwner<A>,
     ) -> Option<RecordOwner<A>> {
         let inner = &mut *self.inner.lock();
-        let id = record.private?;
+        let id = record.private()?;
         let Some(pool) = inner.pools.get_mut(&id) else { return Some(record) };
         pool.out -= 1;
         if !pool.closed {
@@ -174,7 +174,7 @@ impl<A: DeviceAllocator> Privates<A> {
     /// Removes a block in use from its pool and from the cache for good.
     pub(crate) fn release(&self, clock: &A::Clock, record: &mut Record<A>) {
         let inner = &mut *self.inner.lock();
-        let Some(id) = record.private else { return };
+        let Some(id) = record.private() else { return };
         let Some(pool) = inner.pools.get_mut(&id) else { return };
         record.leave_private(clock, &pool.behind);
         pool.out -= 1;

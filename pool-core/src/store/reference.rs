@@ -2,6 +2,7 @@
 //! lifetime.
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
+use crate::block::flags::PART;
 use crate::block::record::{Record, RecordOwner};
 use crate::invariant::{self, Scope};
 use crate::limits::{Budget, DeviceId, Member, WakeBudget};
@@ -11,6 +12,7 @@ use crate::store::Store;
 use crate::store::flags::AWAITED;
 use crate::sys::LockGuard;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 /// The only owner of an open store. Dropping it closes the store.
 ///
@@ -26,7 +28,10 @@ pub(crate) struct StoreReference<A: DeviceAllocator>(NonNull<Store<A>>);
 
 impl<A: DeviceAllocator> Owner<A> {
     pub(crate) fn new(store: Store<A>) -> Self {
-        Self(NonNull::from(Box::leak(Box::new(store))))
+        let mut address = NonNull::from(Box::leak(Box::new(store)));
+        // SAFETY: the box was just made, and no other code has its address.
+        unsafe { address.as_mut() }.own = AtomicPtr::new(address.as_ptr().cast());
+        Self(address)
     }
 
     #[inline]
@@ -41,6 +46,14 @@ impl<A: DeviceAllocator> Owner<A> {
     #[inline]
     pub(crate) fn set_store(&self, record: &mut Record<A>) {
         record.store = Some(self.0.cast());
+    }
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    /// The address of this store, for the record of a whole block. It is that of the box, through
+    /// which the last buffer frees the store, and not one that was made from `&self`.
+    pub(crate) fn own_address(&self) -> Option<NonNull<()>> {
+        NonNull::new(self.own.load(Relaxed))
     }
 }
 
@@ -85,26 +98,54 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     let store = unsafe { address_of(&record) };
     // SAFETY: as in `store_of`, until the shard counts the buffer as freed.
     let store: &Store<A> = unsafe { store.as_ref() };
-    let at = store.shard_of(&mut record);
-    let mut state = match record.part() {
-        None => store.shards.lock_home(at),
-        Some(_) => store.shards.lock(at),
-    };
+    if record.flags.get_mut() & PART != 0 {
+        // SAFETY: as the caller promises.
+        return unsafe { put_part(record, bypass_flags) };
+    }
+    let key = State::key_of(store.allocator.clock(), &mut record);
+    let at = store.shards.home(&key);
+    let mut state = store.shards.lock_home(at);
     // The flags are read under the lock: a request that begins to wait takes each lock once after
     // it sets its flag. Either it finds the block in the shard, or this read sees the flag.
     let flags = store.flags.get();
     if state.closed || flags & bypass_flags != 0 {
         return Err(record);
     }
-    record.unzeroed = true;
     record.freed_at = store.time_of(&state);
     // The store may be freed as soon as this thread unlocks the shard. No reference into the store
     // is used after that here, and the lock is not accessed after the write that unlocks it
     // (sys/lock.rs, `unlock`).
-    let kept = state.put(store.allocator.clock(), record, &store.bounds.keeping);
-    if store.shape.is_arena() {
-        state.publish_used(store.shards.published(at));
+    let kept = state.put(key, record, &store.bounds.keeping);
+    if flags & AWAITED != 0 && kept.is_ok() {
+        call_waiters(store.awaited(), state);
     }
+    kept
+}
+
+/// As [`put`], of a part of a segment.
+///
+/// # Safety
+///
+/// As for [`store_of`].
+#[inline(never)]
+unsafe fn put_part<A: DeviceAllocator>(
+    mut record: RecordOwner<A>,
+    bypass_flags: u8,
+) -> Result<(), RecordOwner<A>> {
+    // SAFETY: as in `put`.
+    let store = unsafe { address_of(&record) };
+    // SAFETY: as in `put`.
+    let store: &Store<A> = unsafe { store.as_ref() };
+    let at = store.shard_of(&mut record);
+    let mut state = store.shards.lock(at);
+    let flags = store.flags.get(); // under the lock, as in `put`
+    if state.closed || flags & bypass_flags != 0 {
+        return Err(record);
+    }
+    record.freed_at = store.time_of(&state);
+    // The store may be freed as soon as this thread unlocks the shard, as in `put`.
+    let kept = state.put_range(store.allocator.clock(), record);
+    state.publish_used(store.shards.published(at));
     if flags & AWAITED != 0 && kept.is_ok() {
         call_waiters(store.awaited(), state);
     }

@@ -269,7 +269,7 @@ impl<A: DeviceAllocator> Store<A> {
     fn found(&self, request: &PoolRequest<'_, A>, progress: &mut Progress) -> Option<Grant<A>> {
         let found = self.search(request, progress.effort);
         let (stage, mut grant) = note(found, &mut progress.refused)?;
-        grant.record.private = request.private;
+        grant.record.join_private(request.private);
         self.count_out_of_private(request);
         Some(self.served(self.home(request), stage, grant))
     }

@@ -4,6 +4,7 @@
 //! uses, so streams that read one buffer do not wait for each other. A use that the program orders
 //! itself (`record_stream`) counts as a write.
 
+use crate::block::flags::{ELSEWHERE, OPEN};
 use crate::port::StreamClock;
 use crate::stream::order::{Pending, Requester};
 
@@ -161,6 +162,13 @@ impl<C: StreamClock> LastUses<C> {
         if self.others.is_some() {
             self.others = None;
         }
+        self.restart_plain(own);
+    }
+
+    /// As [`LastUses::restart`], of a block that one stream alone used.
+    #[inline]
+    pub(crate) fn restart_plain(&mut self, own: C::Mark) {
+        debug_assert!(self.others.is_none(), "a plain block has no uses elsewhere");
         self.own = Used::new(own, Writes::Allocated, false);
         self.own_is_newest = true;
         self.outlived = false;
@@ -182,9 +190,24 @@ impl<C: StreamClock> LastUses<C> {
         self.others.is_none() && clock.same_stream(self.own.last, mark)
     }
 
+    /// Returns the flags of a block that was used so (`block/flags.rs`).
+    #[inline]
+    pub(crate) fn flags(&self) -> u32 {
+        let elsewhere = if self.others.is_some() { ELSEWHERE } else { 0 };
+        elsewhere | if self.own.is_open() { OPEN } else { 0 }
+    }
+
+    /// As [`LastUses::is_ready`], of a block that one stream alone used. `now` is of the requester.
+    #[inline]
+    pub(crate) fn own_is_ready(&self, requester: &Requester<'_, C>, now: C::Mark) -> bool {
+        (!requester.cpu_touches && requester.clock.same_stream(self.own.last, now))
+            || !self.own.counts(requester.cpu_touches)
+            || requester.is_ready(self.own.last)
+    }
+
     /// Returns whether one stream alone used the block, and each use has ended.
     #[inline]
-    pub(crate) fn are_closed(&self) -> bool {
+    fn are_closed(&self) -> bool {
         self.others.is_none() && !self.own.is_open() && !C::UNTIL_DROP
     }
 
