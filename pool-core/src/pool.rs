@@ -17,8 +17,8 @@ use crate::pool::waiting::WakeAtEnd;
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy, Zeroing};
 use crate::shard::Grant;
 use crate::store::Store;
-use crate::store::flags::{AWAITED, BOUND, BROKEN, OBSERVED};
-use crate::store::reference::Owner;
+use crate::store::flags::{ALWAYS, ARENA, AWAITED, OBSERVED, OF_HIT};
+use crate::store::reference::{Handle, Owner};
 use crate::store::stages::Short;
 use std::fmt;
 use std::mem;
@@ -45,9 +45,11 @@ use std::time::Duration;
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
 pub struct BucketPool<A: DeviceAllocator> {
-    owner: Arc<Owner<A>>,
+    handle: Handle<A>,
     zero: ZeroPolicy,
     tag: Tag,
+    /// The flags at which its requests are no hits.
+    no_hit_at: u32,
     /// The timeout of requests of this handle that wait for memory.
     wait_timeout: Option<Duration>,
 }
@@ -59,7 +61,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let (clock, budget) = (owner.store().allocator.clock(), &owner.store().ledger.budget);
         budget.join(&owner);
         clock.tell_of_submissions(budget.told_of_submissions());
-        Self { owner, zero, tag: Tag::default(), wait_timeout: None }
+        let (handle, tag) = (Handle::new(owner), Tag::default());
+        Self { handle, zero, tag, no_hit_at: no_hit_at(zero, false), wait_timeout: None }
     }
 
     /// Returns the pool's allocator.
@@ -100,7 +103,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
 
     #[inline]
     pub(crate) fn store(&self) -> &Store<A> {
-        self.owner.store()
+        self.handle.store()
     }
 
     /// Allocates a buffer of `bytes` bytes for the device's default stream. A buffer of 0 bytes is
@@ -310,10 +313,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         kind: A::Kind,
         zeroed: bool,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        if !zeroed
-            && self.zero == ZeroPolicy::Never
-            && let Some(buffer) = self.hit(stream, bytes, kind)
-        {
+        if !zeroed && let Some(buffer) = self.hit(stream, bytes, kind) {
             if buffer.is_intact() {
                 return Ok(buffer);
             }
@@ -326,28 +326,46 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// requests that need more than that.
     #[inline]
     fn hit(&self, stream: &StreamOf<A>, requested: u64, kind: A::Kind) -> Option<PooledBuffer<A>> {
-        let (store, clock) = (self.store(), self.allocator().clock());
-        // A handle whose requests wait does not overtake those that wait already.
-        let awaited = if self.wait_timeout.is_some() { AWAITED } else { 0 };
-        let plain = clock.owns(stream)
-            && !store.flags.any(BOUND | BROKEN | OBSERVED | awaited)
-            && store.fault_of_device_or_fork().is_none()
-            && clock.takes_work(stream);
-        if !plain {
+        let store = self.store();
+        if store.flags.any(self.no_hit_at) {
+            return self.hit_of_arena(stream, requested, kind);
+        }
+        if !self.may_hit_on(stream) {
             return None;
         }
         let bytes = match store.classes.fast(requested) {
             Some(bytes) => bytes,
             None => store.classes.slow_cached(requested)?,
         };
-        let reuse = clock.reuse_of(stream);
+        let reuse = store.allocator.clock().reuse_of(stream);
         let on = reuse.as_ref().unwrap_or(stream);
-        if store.shape.is_arena() {
-            let record = store.hit_range((stream, on), kind, requested)?;
-            return Some(PooledBuffer::new(&self.owner, record));
-        }
         // Only sizes and kinds that the pool offers have free blocks.
         store.hit((stream, on), kind, (bytes, requested)).map(PooledBuffer::again)
+    }
+
+    /// Whether the device and this process can serve a hit on a stream.
+    #[inline]
+    fn may_hit_on(&self, stream: &StreamOf<A>) -> bool {
+        let (store, clock) = (self.store(), self.allocator().clock());
+        clock.owns(stream) && store.fault_of_device_or_fork().is_none() && clock.takes_work(stream)
+    }
+
+    /// As [`BucketPool::hit`], where a flag is set: a hit if that is [`ARENA`] alone.
+    #[inline(never)]
+    fn hit_of_arena(
+        &self,
+        stream: &StreamOf<A>,
+        requested: u64,
+        kind: A::Kind,
+    ) -> Option<PooledBuffer<A>> {
+        let store = self.store();
+        if store.flags.get() & self.no_hit_at != ARENA || !self.may_hit_on(stream) {
+            return None;
+        }
+        let reuse = store.allocator.clock().reuse_of(stream);
+        let on = reuse.as_ref().unwrap_or(stream);
+        let record = store.hit_range((stream, on), kind, requested)?;
+        Some(PooledBuffer::new(self.handle.owner(), record))
     }
 
     /// Serves a request that is no plain hit.
@@ -440,7 +458,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             invariant!(record.bytes >= request.class.bytes.min(bytes), "a block holds its request");
             invariant!(record.requested == bytes, "a block is counted with its request");
             invariant!(record.kind == kind, "a block is of the kind that was requested");
-            let buffer = PooledBuffer::new(&self.owner, record);
+            let buffer = PooledBuffer::new(self.handle.owner(), record);
             if fresh || buffer.is_intact() {
                 break (buffer, fresh, was_zeroed);
             }
@@ -578,14 +596,21 @@ impl<A: DeviceAllocator> BucketPool<A> {
     }
 }
 
+/// The flags at which requests of a handle are no hits. A handle whose requests wait does not overtake
+/// those that wait already.
+fn no_hit_at(zero: ZeroPolicy, waits: bool) -> u32 {
+    let zeroes = if zero == ZeroPolicy::Never { 0 } else { ALWAYS };
+    OF_HIT | zeroes | if waits { AWAITED } else { 0 }
+}
+
 /// Unwind safe for the same reason as [`PooledBuffer`].
 impl<A: DeviceAllocator> UnwindSafe for BucketPool<A> {}
 impl<A: DeviceAllocator> RefUnwindSafe for BucketPool<A> {}
 
 impl<A: DeviceAllocator> Clone for BucketPool<A> {
     fn clone(&self) -> Self {
-        let Self { zero, tag, wait_timeout, .. } = *self;
-        Self { owner: self.owner.clone(), zero, tag, wait_timeout }
+        let Self { zero, tag, no_hit_at, wait_timeout, .. } = *self;
+        Self { handle: self.handle.clone(), zero, tag, no_hit_at, wait_timeout }
     }
 }
 

@@ -59,7 +59,7 @@ use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, StreamClock, StreamOf, Why};
 use crate::shard::{Grant, Homes, Keeping, Shards, State};
 use crate::size::SizeClasses;
-use crate::store::flags::{BROKEN, Flags, OBSERVED, ZEROES};
+use crate::store::flags::{ARENA, BROKEN, CLOSED, Flags, LIMITED, OBSERVED, ZEROES};
 use crate::store::owned::Owned;
 use crate::store::places::Places;
 use crate::store::privates::Privates;
@@ -172,7 +172,11 @@ impl<A: DeviceAllocator> Store<A> {
         };
         let most = if homes == Homes::First { 1 } else { shards.unwrap_or_else(spread::most) };
         let first = State::new(0, shape.split(), by_size, bounds.cached.get().bytes(0));
-        let zeroes = if bounds.zero_on_return { ZEROES } else { 0 };
+        let is_observed = observers.any_sees_hits() || guards.is_some();
+        let flags = if bounds.zero_on_return { ZEROES } else { 0 }
+            | if bounds.keeping.limits_buckets { LIMITED } else { 0 }
+            | if shape.is_arena() { ARENA } else { 0 }
+            | if is_observed { OBSERVED } else { 0 };
         let store = Self {
             shards: Shards::new(homes, most, first),
             allocator,
@@ -181,9 +185,7 @@ impl<A: DeviceAllocator> Store<A> {
             bounds,
             ledger,
             larger_blocks_serve: by_size,
-            flags: Flags::new(
-                zeroes | if observers.any_sees_hits() || guards.is_some() { OBSERVED } else { 0 },
-            ),
+            flags: Flags::new(flags),
             observers,
             guards,
             ticks: Mutex::default(),
@@ -480,6 +482,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Closes the store when its owner is dropped: it keeps no more blocks.
     pub(crate) fn close(&self) {
+        self.flags.set(CLOSED, true);
         for at in 0..self.shards.count() {
             self.shards.lock(at).closed = true;
         }

@@ -25,7 +25,7 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
 impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Gives the block back to its shard. Returns false if that takes more than one lock, or if any of the flags `bypass_flags` is set. Only `drop` calls it.
     #[inline]
-    fn drop_into_shard(&mut self, bypass_flags: u8) -> bool {
+    fn drop_into_shard(&mut self, bypass_flags: u32) -> bool {
         let flags = self.record.flags.get_mut();
         debug_assert!(flags & CLEAN == 0, "a buffer's bytes may be anything");
         if flags & !PART != PLAIN || A::Clock::UNTIL_DROP || self.store().is_forked() {

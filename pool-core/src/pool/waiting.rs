@@ -4,7 +4,7 @@ use crate::buffer::PooledBuffer;
 use crate::error::AllocError;
 use crate::limits::{Kind, Lacks, NextStep};
 use crate::observe::{EventFields, EventKind};
-use crate::pool::BucketPool;
+use crate::pool::{BucketPool, no_hit_at};
 use crate::port::{DeviceAllocator, DeviceError, Limit, StreamClock, StreamOf, Why};
 use crate::store::stages::Short;
 use std::fmt;
@@ -150,7 +150,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        Self { wait_timeout: Some(timeout), ..self.clone() }
+        let no_hit_at = no_hit_at(self.zero, true);
+        Self { wait_timeout: Some(timeout), no_hit_at, ..self.clone() }
     }
 
     /// Returns a future of a buffer of `bytes` bytes for the device's default stream, for any

@@ -31,11 +31,9 @@ impl<A: DeviceAllocator> State<A> {
         &mut self,
         key: Key<A::Kind>,
         record: RecordOwner<A>,
-        keeping: &Keeping,
     ) -> Result<(), RecordOwner<A>> {
         let (bytes, requested) = (record.bytes, record.requested);
-        let fits = self.blocks.bytes + bytes <= self.lease && bytes <= self.largest;
-        if !fits || (keeping.limits_buckets && self.is_bucket_full(key, bytes, keeping)) {
+        if self.blocks.bytes + bytes > self.lease || bytes > self.largest {
             return Err(record);
         }
         self.keep(key, record);

@@ -4,14 +4,16 @@
 
 use crate::block::flags::PART;
 use crate::block::record::{Record, RecordOwner};
+use crate::block::request::Key;
 use crate::invariant::{self, Scope};
 use crate::limits::{Budget, DeviceId, Member, WakeBudget};
 use crate::port::{DeviceAllocator, Why};
 use crate::shard::State;
 use crate::store::Store;
-use crate::store::flags::AWAITED;
+use crate::store::flags::{AWAITED, CLOSED, LIMITED, OF_FREE};
 use crate::sys::LockGuard;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 /// The only owner of an open store. Dropping it closes the store.
@@ -83,6 +85,35 @@ unsafe fn address_of<A: DeviceAllocator>(record: &Record<A>) -> NonNull<Store<A>
     unsafe { record.store.unwrap_unchecked() }.cast()
 }
 
+/// A handle to an open store, which has its address beside the count.
+pub(crate) struct Handle<A: DeviceAllocator> {
+    owner: Arc<Owner<A>>,
+    store: NonNull<Store<A>>,
+}
+
+impl<A: DeviceAllocator> Handle<A> {
+    pub(crate) fn new(owner: Arc<Owner<A>>) -> Self {
+        Self { store: owner.0, owner }
+    }
+
+    #[inline]
+    pub(crate) fn owner(&self) -> &Owner<A> {
+        &self.owner
+    }
+
+    #[inline]
+    pub(crate) fn store(&self) -> &Store<A> {
+        // SAFETY: as in `Owner::store`; this handle keeps the owner alive.
+        unsafe { self.store.as_ref() }
+    }
+}
+
+impl<A: DeviceAllocator> Clone for Handle<A> {
+    fn clone(&self) -> Self {
+        Self { owner: self.owner.clone(), store: self.store }
+    }
+}
+
 /// Frees a block into its shard, which counts the buffer as freed. Returns the block if that cannot
 /// be done under the lock of one shard, or if any of the flags `bypass_flags` is set.
 ///
@@ -92,12 +123,12 @@ unsafe fn address_of<A: DeviceAllocator>(record: &Record<A>) -> NonNull<Store<A>
 #[inline]
 pub(crate) unsafe fn put<A: DeviceAllocator>(
     mut record: RecordOwner<A>,
-    bypass_flags: u8,
+    bypass_flags: u32,
 ) -> Result<(), RecordOwner<A>> {
     // SAFETY: as in `store_of`, until the shard counts the buffer as freed.
-    let store = unsafe { address_of(&record) };
+    let address = unsafe { address_of(&record) };
     // SAFETY: as in `store_of`, until the shard counts the buffer as freed.
-    let store: &Store<A> = unsafe { store.as_ref() };
+    let store: &Store<A> = unsafe { address.as_ref() };
     if record.flags.get_mut() & PART != 0 {
         // SAFETY: as the caller promises.
         return unsafe { put_part(record, bypass_flags) };
@@ -108,14 +139,41 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     // The flags are read under the lock: a request that begins to wait takes each lock once after
     // it sets its flag. Either it finds the block in the shard, or this read sees the flag.
     let flags = store.flags.get();
-    if state.closed || flags & bypass_flags != 0 {
-        return Err(record);
+    if flags & OF_FREE != 0 {
+        // SAFETY: as the caller promises; the lock is that of the block's shard.
+        return unsafe { put_with_flags(address, (key, state), record, (flags, bypass_flags)) };
     }
     record.freed_at = store.time_of(&state);
     // The store may be freed as soon as this thread unlocks the shard. No reference into the store
     // is used after that here, and the lock is not accessed after the write that unlocks it
     // (sys/lock.rs, `unlock`).
-    let kept = state.put(key, record, &store.bounds.keeping);
+    state.put(key, record)
+}
+
+/// As [`put`], where a flag is set that frees ask about.
+///
+/// # Safety
+///
+/// As for [`store_of`]. The store is that of the record, and may be freed before this returns, so it is
+/// not borrowed for the whole call.
+#[cold]
+#[inline(never)]
+unsafe fn put_with_flags<A: DeviceAllocator>(
+    store: NonNull<Store<A>>,
+    (key, mut state): (Key<A::Kind>, LockGuard<'_, State<A>>),
+    mut record: RecordOwner<A>,
+    (flags, bypass_flags): (u32, u32),
+) -> Result<(), RecordOwner<A>> {
+    // SAFETY: as in `put`.
+    let store: &Store<A> = unsafe { store.as_ref() };
+    let (bytes, keeping) = (record.bytes, &store.bounds.keeping);
+    if flags & (bypass_flags | CLOSED) != 0
+        || (flags & LIMITED != 0 && state.is_bucket_full(key, bytes, keeping))
+    {
+        return Err(record);
+    }
+    record.freed_at = store.time_of(&state);
+    let kept = state.put(key, record);
     if flags & AWAITED != 0 && kept.is_ok() {
         call_waiters(store.awaited(), state);
     }
@@ -130,7 +188,7 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
 #[inline(never)]
 unsafe fn put_part<A: DeviceAllocator>(
     mut record: RecordOwner<A>,
-    bypass_flags: u8,
+    bypass_flags: u32,
 ) -> Result<(), RecordOwner<A>> {
     // SAFETY: as in `put`.
     let store = unsafe { address_of(&record) };
@@ -139,7 +197,7 @@ unsafe fn put_part<A: DeviceAllocator>(
     let at = store.shard_of(&mut record);
     let mut state = store.shards.lock(at);
     let flags = store.flags.get(); // under the lock, as in `put`
-    if state.closed || flags & bypass_flags != 0 {
+    if flags & (bypass_flags | CLOSED) != 0 {
         return Err(record);
     }
     record.freed_at = store.time_of(&state);
@@ -353,6 +411,10 @@ unsafe fn release_closed<A: DeviceAllocator>(store: NonNull<Store<A>>, count: Co
 unsafe impl<A: DeviceAllocator> Send for Owner<A> where Store<A>: Send + Sync {}
 // SAFETY: as above.
 unsafe impl<A: DeviceAllocator> Sync for Owner<A> where Store<A>: Send + Sync {}
+// SAFETY: as for `Owner`.
+unsafe impl<A: DeviceAllocator> Send for Handle<A> where Store<A>: Send + Sync {}
+// SAFETY: as for `Owner`.
+unsafe impl<A: DeviceAllocator> Sync for Handle<A> where Store<A>: Send + Sync {}
 // SAFETY: as for `Owner`.
 unsafe impl<A: DeviceAllocator> Send for StoreReference<A> where Store<A>: Send + Sync {}
 // SAFETY: as for `Owner`.
