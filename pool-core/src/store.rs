@@ -67,7 +67,7 @@ use crate::store::spread::Peaks;
 use crate::store::totals::Totals;
 use crate::stream::{Requester, StealPolicy};
 use crate::sys::atomic::{AtomicU32, AtomicU64};
-use crate::sys::{ForkCheck, Mutex, thread_number};
+use crate::sys::{ForkCheck, LockGuard, Mutex, thread_number};
 use std::any::TypeId;
 use std::sync::atomic::AtomicPtr;
 use std::sync::{Arc, OnceLock};
@@ -224,23 +224,18 @@ impl<A: DeviceAllocator> Store<A> {
         let clock = self.allocator.clock();
         let now = clock.mark(stream);
         let key = Key { kind, stream_id: clock.stream_id(now) };
-        let (steal, cpu_touches) = (self.bounds.steal, A::MEMORY.cpu_touches);
-        let requester = Requester { clock, on, steal, cpu_touches, host_waits: false };
         let at = self.shards.home(&key);
         let thread = thread_number::get();
-        let (record, crowded) = {
-            let state = &mut *self.shards.lock_home(at);
-            state.note_thread(thread);
-            let mut record = state.take_plain(key, (bytes, requested), &requester);
-            if record.is_none() {
-                record = self.take_not_plain(state, (key, now), (bytes, requested), &requester);
-            }
-            (record, self.ended_round(state))
+        let mut state = self.shards.lock_home(at);
+        state.note_thread(thread);
+        let Some(mut record) = state.take_plain(key, (bytes, requested), (clock, on)) else {
+            return self.hit_not_plain(state, (key, now), (bytes, requested), on);
         };
-        if let Some(count) = crowded {
-            self.spread(count);
+        if state.is_round_over() {
+            self.unlock_after_round(state);
+        } else {
+            drop(state);
         }
-        let mut record = record?;
         record.requested = requested;
         if size_of_val(&now) > 0 {
             record.marks.get_mut().restart_plain(now);
@@ -248,22 +243,38 @@ impl<A: DeviceAllocator> Store<A> {
         Some(record)
     }
 
+    /// Ends the round of a shard, unlocks it, and takes more shards if it is crowded.
+    #[cold]
+    #[inline(never)]
+    fn unlock_after_round(&self, mut state: LockGuard<'_, State<A>>) {
+        let crowded = self.ended_round(&mut state);
+        drop(state);
+        if let Some(count) = crowded {
+            self.spread(count);
+        }
+    }
+
     /// The end of a hit where the block that came last is not plain, or a larger one may serve.
     #[inline(never)]
-    fn take_not_plain(
+    fn hit_not_plain(
         &self,
-        state: &mut State<A>,
+        mut state: LockGuard<'_, State<A>>,
         (key, now): (Key<A::Kind>, MarkOf<A>),
         (bytes, requested): (u64, u64),
-        requester: &Requester<'_, A::Clock>,
+        on: &StreamOf<A>,
     ) -> Option<RecordOwner<A>> {
+        let (clock, steal) = (self.allocator.clock(), self.bounds.steal);
+        let cpu_touches = A::MEMORY.cpu_touches;
+        let requester = Requester { clock, on, steal, cpu_touches, host_waits: false };
         let statistics = self.bounds.statistics;
-        let mut record = state.take_hit(key, (bytes, requested), requester, statistics);
+        let mut record = state.take_hit(key, (bytes, requested), &requester, statistics);
         if record.is_none() && self.larger_blocks_serve {
             let sizes = bytes..=self.classes.largest_for(bytes);
-            record = state.take_in_range(key, &sizes, requested, requester, statistics);
+            record = state.take_in_range(key, &sizes, requested, &requester, statistics);
         }
+        self.unlock_after_round(state);
         let mut record = record?;
+        record.requested = requested;
         record.uses_mut().restart(now);
         record.flags.set(CLEAN, false); // the program may write it
         Some(record)

@@ -51,7 +51,9 @@ impl BlockFlags {
 
     fn follow<C: StreamClock>(&self, uses: &LastUses<C>) {
         let before = self.0.load(Relaxed);
-        let now = before & !(OPEN | ELSEWHERE) | uses.flags();
+        let now = before & !(OPEN | ELSEWHERE)
+            | if uses.is_open_on_own() { OPEN } else { 0 }
+            | if uses.has_others() { ELSEWHERE } else { 0 };
         if now != before {
             self.0.store(now, Relaxed);
         }

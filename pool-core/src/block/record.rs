@@ -8,7 +8,7 @@ use crate::block::flags::{BYPASS, BlockFlags, CLEAN, PART, PLAIN, PRIVATE, UsesG
 use crate::block::request::{PoolRequest, PrivateId};
 use crate::observe::{EventFields, Tag};
 use crate::port::{DeviceAllocator, MarkOf, StreamOf};
-use crate::stream::{Access, LastUses, Requester};
+use crate::stream::{Access, LastUses};
 use crate::sys::Mutex;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -145,14 +145,11 @@ impl<A: DeviceAllocator> Record<A> {
         }
     }
 
-    /// Whether a free block is plain, and ready for a requester that has reached `now`.
+    /// Whether a free block is plain, and may be taken for work on a stream as it is.
     #[inline]
-    pub(crate) fn is_plain_and_ready(
-        &mut self,
-        requester: &Requester<'_, A::Clock>,
-        now: MarkOf<A>,
-    ) -> bool {
-        self.flags.get_mut() == PLAIN && self.marks.get_mut().own_is_ready(requester, now)
+    pub(crate) fn is_plain_and_ready(&mut self, clock: &A::Clock, on: &StreamOf<A>) -> bool {
+        self.flags.get_mut() == PLAIN
+            && self.marks.get_mut().own_is_ready(clock, on, A::MEMORY.cpu_touches)
     }
 
     /// Whether the pool may keep it.

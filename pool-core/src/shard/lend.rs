@@ -3,7 +3,7 @@
 use crate::block::flags::CLEAN;
 use crate::block::record::{Part, Place, Record, RecordOwner};
 use crate::block::request::{Key, PoolRequest};
-use crate::port::{DeviceAllocator, MarkOf, StreamClock};
+use crate::port::{DeviceAllocator, MarkOf, StreamClock, StreamOf};
 use crate::shard::State;
 use crate::stream::Requester;
 use std::ops::RangeInclusive;
@@ -40,10 +40,9 @@ impl<A: DeviceAllocator> State<A> {
         &mut self,
         key: Key<A::Kind>,
         (bytes, requested): (u64, u64),
-        requester: &Requester<'_, A::Clock>,
+        (clock, on): (&A::Clock, &StreamOf<A>),
     ) -> Option<RecordOwner<A>> {
-        let now = requester.clock.mark(requester.on);
-        let ready = |record: &mut Record<A>| record.is_plain_and_ready(requester, now);
+        let ready = |record: &mut Record<A>| record.is_plain_and_ready(clock, on);
         let record = self.blocks.take_top(key, bytes, ready)?;
         self.turn += 1;
         self.accounts.out(bytes, requested);

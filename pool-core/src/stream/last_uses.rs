@@ -4,7 +4,6 @@
 //! uses, so streams that read one buffer do not wait for each other. A use that the program orders
 //! itself (`record_stream`) counts as a write.
 
-use crate::block::flags::{ELSEWHERE, OPEN};
 use crate::port::StreamClock;
 use crate::stream::order::{Pending, Requester};
 
@@ -190,19 +189,26 @@ impl<C: StreamClock> LastUses<C> {
         self.others.is_none() && clock.same_stream(self.own.last, mark)
     }
 
-    /// Returns the flags of a block that was used so (`block/flags.rs`).
+    /// Returns whether a use on the block's own stream has begun and not ended.
     #[inline]
-    pub(crate) fn flags(&self) -> u32 {
-        let elsewhere = if self.others.is_some() { ELSEWHERE } else { 0 };
-        elsewhere | if self.own.is_open() { OPEN } else { 0 }
+    pub(crate) fn is_open_on_own(&self) -> bool {
+        self.own.is_open()
     }
 
-    /// As [`LastUses::is_ready`], of a block that one stream alone used. `now` is of the requester.
+    /// Returns whether other streams used the block.
     #[inline]
-    pub(crate) fn own_is_ready(&self, requester: &Requester<'_, C>, now: C::Mark) -> bool {
-        (!requester.cpu_touches && requester.clock.same_stream(self.own.last, now))
-            || !self.own.counts(requester.cpu_touches)
-            || requester.is_ready(self.own.last)
+    pub(crate) fn has_others(&self) -> bool {
+        self.others.is_some()
+    }
+
+    /// As [`LastUses::is_ready`] for a requester on a stream, of a block that one stream alone used.
+    #[inline]
+    pub(crate) fn own_is_ready(&self, clock: &C, on: &C::Stream, cpu_touches: bool) -> bool {
+        let last = self.own.last;
+        match cpu_touches {
+            true => !self.own.counts(true) || clock.is_seen_done(last),
+            false => clock.same_stream(last, clock.mark(on)) || clock.is_ordered(on, last),
+        }
     }
 
     /// Returns whether one stream alone used the block, and each use has ended.
