@@ -25,6 +25,7 @@ mod refusals;
 mod regressions;
 mod regressions_arena;
 mod regressions_faults;
+mod reuse;
 mod schedules;
 mod scripts;
 mod settings;

@@ -214,6 +214,20 @@ fn a_handle_that_waits_does_not_pass_requests_that_wait_already() {
 }
 
 #[test]
+fn a_free_block_is_no_hit_for_a_handle_that_waits_behind_another_request() {
+    let pool = pool_of(2);
+    let [one, other] = [(); 2].map(|()| pool.allocate(MIB).unwrap());
+    let mut first = pool.allocate_async(2 * MIB);
+    assert!(poll(&mut first, Waker::noop()).is_pending());
+    drop(one); // it stays free until the first request comes
+    let refused = pool.with_timeout(Duration::from_micros(1)).allocate(MIB).unwrap_err();
+    assert_eq!(refused.why(), Why::TimedOut);
+    assert!(pool.allocate(MIB).is_ok(), "a handle that does not wait takes it");
+    drop(other);
+    assert!(poll(&mut first, Waker::noop()).is_ready());
+}
+
+#[test]
 fn a_request_whose_time_is_over_says_so_with_figures() {
     let pool = pool_of(1);
     let _held = pool.allocate(MIB).unwrap();
