@@ -10,7 +10,7 @@ use crate::turns::{self, Times, Way};
 use bucketpool::wgpu::WgpuAllocator;
 use by_hand::ByHand;
 use pooled::Pooled;
-use recording::{Frame, Shaders, frame};
+use recording::{Shaders, TwoRecordings, frame};
 use std::rc::Rc;
 
 pub(crate) const LINES: [&str; 2] =
@@ -25,7 +25,7 @@ pub(crate) fn run(
     let mut by_hand = ByHand::new(allocator.device().clone(), allocator.queue().clone());
     let mut pooled = Pooled::new(allocator);
     let of_both = shaders.clone();
-    let ways: [Way<Frame>; 2] = [
+    let ways: [Way<TwoRecordings>; 2] = [
         Box::new(move |frame| {
             for recording in &frame.recordings {
                 by_hand.run(&of_both, recording);

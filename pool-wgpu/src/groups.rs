@@ -67,7 +67,7 @@ impl Hasher for HashOfKey {
         self.0 = hash;
     }
     fn write(&mut self, bytes: &[u8]) {
-        self.0 = hash_of(&(self.0, bytes)); // no key does this
+        self.0 = hash_of(&(self.0, bytes)); // no key calls this
     }
     fn finish(&self) -> u64 {
         self.0

@@ -3,7 +3,7 @@
 
 use crate::moved::Move;
 use crate::shared::Shared;
-use crate::written::{Ranges, hash_of};
+use crate::written::{Ranges, hash_of, hash_of_texture};
 use crate::zeroing::{Owed, ToZero, Zeroing};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
@@ -256,7 +256,7 @@ impl OpenScopes {
 
     /// A texture was lent to the program for commands of the scope.
     pub(crate) fn lend_texture(&self, scope: u64, texture: &Texture) {
-        let texture = hash_of(texture);
+        let texture = hash_of_texture(texture);
         self.change(scope, |open| {
             open.textures.insert(texture);
             if !open.recorded {
@@ -267,7 +267,7 @@ impl OpenScopes {
 
     /// Commands that the scope itself records use a texture.
     pub(crate) fn use_texture(&self, scope: u64, texture: &Texture) {
-        let texture = hash_of(texture);
+        let texture = hash_of_texture(texture);
         self.change(scope, |open| {
             open.textures.insert(texture);
         });
@@ -285,7 +285,7 @@ impl OpenScopes {
 
     /// Whether the program may have recorded a texture in its own encoder, for commands of the scope.
     pub(crate) fn is_texture_elsewhere(&self, scope: u64, texture: &Texture) -> bool {
-        self.is_so(scope, |open| !open.recorded && open.lent.has(hash_of(texture), &(0..1)))
+        self.is_so(scope, |open| !open.recorded && open.lent.has(hash_of_texture(texture), &(0..1)))
     }
 
     /// The encoder of the scope is lent: no pass of it is open.
@@ -321,7 +321,7 @@ impl OpenScopes {
     /// lent it. Once its own was submitted or handed over, also all that began after it, in which the
     /// program may have recorded it.
     pub(crate) fn marks_of_texture(&self, own: u64, texture: &Texture) -> Vec<u64> {
-        let texture = hash_of(texture);
+        let texture = hash_of_texture(texture);
         let (mut marks, may_have_ended) = {
             let scopes = self.scopes.lock();
             let uses =

@@ -1,17 +1,54 @@
 //! Which bytes of which buffers: what was lent, and what was uploaded.
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
+use wgpu::Texture;
 
 /// Ranges of bytes of buffers, by the number of the buffer. Those that overlap or follow each other are
 /// one: the end of each by its buffer and its beginning.
 #[derive(Default)]
 pub(crate) struct Ranges(BTreeMap<(u64, u64), u64>);
 
-/// A number for a buffer or a texture, by which it is found again.
+/// A number by which something that wgpu has numbered is found again.
 pub(crate) fn hash_of(named: &impl Hash) -> u64 {
-    BuildHasherDefault::<DefaultHasher>::default().hash_one(named)
+    let mut numbers = Numbers::default();
+    named.hash(&mut numbers);
+    numbers.finish()
+}
+
+/// A number for a texture, which no buffer has: wgpu counts the two apart.
+pub(crate) fn hash_of_texture(texture: &Texture) -> u64 {
+    hash_of(&(1_u64, texture))
+}
+
+/// Mixes the numbers by which wgpu knows its resources, one after the other, so that two that differ in the last
+/// number are never alike. Each lend hashes one, and each bind group a dozen.
+#[derive(Default)]
+struct Numbers(u64);
+
+impl Hasher for Numbers {
+    fn write_u64(&mut self, number: u64) {
+        // The odd number that is next to 2^64 over the golden ratio: each bit of a number reaches the upper half.
+        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(u64::from(number));
+    }
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number.cast_unsigned() as u64);
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+    fn finish(&self) -> u64 {
+        self.0 ^ self.0 >> 32
+    }
 }
 
 impl Ranges {

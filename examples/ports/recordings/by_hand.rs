@@ -1,6 +1,6 @@
 //! The engine with the pool that such engines have: free buffers by size class, uses and name.
 
-use super::recording::{Command, Failure, Groups, Proxy, STORAGE, Shaders};
+use super::recording::{Call, Failure, Groups, Proxy, STORAGE, Shaders};
 use bucketpool::wgpu::wgpu::{
     BindGroupDescriptor, BindGroupEntry, Buffer, BufferDescriptor, BufferUsages,
     CommandEncoderDescriptor, Device, MapMode, PollType, Queue,
@@ -72,16 +72,16 @@ impl ByHand {
         }
     }
 
-    pub(crate) fn run(&mut self, shaders: &Shaders, recording: &[Command]) {
+    pub(crate) fn run(&mut self, shaders: &Shaders, recording: &[Call]) {
         let mut free = HashSet::new();
         let mut encoder = self.device.create_command_encoder(&CommandEncoderDescriptor::default());
         for command in recording {
             match command {
-                Command::UploadUniform(proxy, bytes) => {
+                Call::UploadUniform(proxy, bytes) => {
                     self.upload(proxy, BufferUsages::UNIFORM | BufferUsages::COPY_DST, bytes);
                 }
-                Command::Upload(proxy, bytes) => self.upload(proxy, STORAGE, bytes),
-                Command::Dispatch(shader, groups, bindings) => {
+                Call::Upload(proxy, bytes) => self.upload(proxy, STORAGE, bytes),
+                Call::Dispatch(shader, groups, bindings) => {
                     for proxy in bindings {
                         self.materialize(proxy);
                     }
@@ -101,11 +101,11 @@ impl ByHand {
                     };
                     shaders.dispatch(&mut encoder, *shader, &group, &groups);
                 }
-                Command::Clear(proxy) => {
+                Call::Clear(proxy) => {
                     self.materialize(proxy);
                     encoder.clear_buffer(&self.made[&proxy.id].0, 0, None);
                 }
-                Command::Download(proxy) => {
+                Call::Download(proxy) => {
                     let to = Proxy { name: "download", ..*proxy };
                     let usages = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
                     let back = self.pool.take(&self.device, &to, usages);
@@ -113,7 +113,7 @@ impl ByHand {
                     encoder.copy_buffer_to_buffer(from, 0, &back, 0, proxy.size);
                     self.downloads.insert(proxy.id, back);
                 }
-                Command::Free(proxy) => drop(free.insert(proxy.id)),
+                Call::Free(proxy) => drop(free.insert(proxy.id)),
             }
         }
         self.queue.submit([encoder.finish()]);

@@ -1,6 +1,6 @@
 //! The engine over a pool.
 
-use super::recording::{Command, Failure, Groups, Proxy, STORAGE, Shaders};
+use super::recording::{Call, Failure, Groups, Proxy, STORAGE, Shaders};
 use bucketpool::wgpu::wgpu::BufferUsages;
 use bucketpool::wgpu::{Bindable, ReadBack, ReadBacks, Scope, Uploads, WgpuAllocator};
 use bucketpool::{BucketPool, KIB, MIB, PooledBuffer, ZeroPolicy};
@@ -33,20 +33,20 @@ impl Pooled {
         Ok(())
     }
 
-    pub(crate) fn run(&mut self, shaders: &Shaders, recording: &[Command]) -> Result<(), Failure> {
+    pub(crate) fn run(&mut self, shaders: &Shaders, recording: &[Call]) -> Result<(), Failure> {
         let mut free = HashSet::new();
         let mut scope = self.pool.allocator().scope();
         for command in recording {
             match command {
-                Command::UploadUniform(proxy, bytes) => {
+                Call::UploadUniform(proxy, bytes) => {
                     self.take(&scope, proxy, BufferUsages::UNIFORM)?;
                     scope.upload(&self.uploads, &self.made[&proxy.id], 0, bytes)?;
                 }
-                Command::Upload(proxy, bytes) => {
+                Call::Upload(proxy, bytes) => {
                     self.take(&scope, proxy, STORAGE)?;
                     scope.upload(&self.uploads, &self.made[&proxy.id], 0, bytes)?;
                 }
-                Command::Dispatch(shader, groups, bindings) => {
+                Call::Dispatch(shader, groups, bindings) => {
                     bindings.iter().try_for_each(|proxy| self.take(&scope, proxy, STORAGE))?;
                     let bound = bindings.iter().map(|proxy| &self.made[&proxy.id] as &dyn Bindable);
                     let bound = (0..).zip(bound).collect::<Vec<_>>();
@@ -59,17 +59,17 @@ impl Pooled {
                     };
                     shaders.dispatch(scope.encoder(), *shader, &group, &groups);
                 }
-                Command::Clear(proxy) => {
+                Call::Clear(proxy) => {
                     self.take(&scope, proxy, STORAGE)?;
                     let buffer = scope.lend(&self.made[&proxy.id])?;
                     scope.encoder().clear_buffer(&buffer, 0, None);
                 }
-                Command::Download(proxy) => {
+                Call::Download(proxy) => {
                     let from = &self.made[&proxy.id];
                     let back = scope.read_back(&self.backs, from, 0, proxy.size)?;
                     self.downloads.insert(proxy.id, back);
                 }
-                Command::Free(proxy) => drop(free.insert(proxy.id)),
+                Call::Free(proxy) => drop(free.insert(proxy.id)),
             }
         }
         scope.submit()?;

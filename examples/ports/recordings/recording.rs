@@ -31,7 +31,7 @@ pub(crate) enum Groups<B> {
     Indirect(B),
 }
 
-pub(crate) enum Command {
+pub(crate) enum Call {
     UploadUniform(Proxy, Vec<u8>),
     Upload(Proxy, Vec<u8>),
     /// The shader of this number, with these bindings.
@@ -119,16 +119,16 @@ fn entry(binding: u32, ty: BufferBindingType) -> BindGroupLayoutEntry {
 }
 
 /// The recordings of a frame.
-pub(crate) struct Frame {
+pub(crate) struct TwoRecordings {
     /// Buffers of the first live until the end of the second.
-    pub(crate) recordings: [Vec<Command>; 2],
+    pub(crate) recordings: [Vec<Call>; 2],
     /// The buffer that the second one downloads, and what it has then.
     pub(crate) out: Proxy,
     pub(crate) expected: Vec<u8>,
 }
 
 /// A frame: a scene of another size each time, which three dispatches turn into a picture.
-pub(crate) fn frame(number: u32) -> Frame {
+pub(crate) fn frame(number: u32) -> TwoRecordings {
     let words = 500 + number.wrapping_mul(7919) % 3000;
     let (size, groups) = (u64::from(words) * 4, words.div_ceil(64));
     let proxy = |id, size, name| Proxy { id, size, name };
@@ -142,24 +142,24 @@ pub(crate) fn frame(number: u32) -> Frame {
     let expected = (0..words).zip(&data);
     let expected = expected.map(|(at, from)| scaled(at, scaled(at, scaled(at, *from))));
     let coarse = vec![
-        Command::UploadUniform(config, bytes([words, factor, 0, 0])),
-        Command::Upload(scene, bytes(data.iter().copied())),
-        Command::Dispatch(SCALE, Groups::Count(groups), vec![config, scene, path]),
-        Command::Dispatch(SCALE, Groups::Count(groups), vec![config, path, tiles]),
-        Command::Dispatch(COUNT, Groups::Count(1), vec![config, path, count]),
-        Command::Free(scene),
-        Command::Free(path),
+        Call::UploadUniform(config, bytes([words, factor, 0, 0])),
+        Call::Upload(scene, bytes(data.iter().copied())),
+        Call::Dispatch(SCALE, Groups::Count(groups), vec![config, scene, path]),
+        Call::Dispatch(SCALE, Groups::Count(groups), vec![config, path, tiles]),
+        Call::Dispatch(COUNT, Groups::Count(1), vec![config, path, count]),
+        Call::Free(scene),
+        Call::Free(path),
     ];
     let fine = vec![
-        Command::Clear(out),
-        Command::Dispatch(SCALE, Groups::Indirect(count), vec![config, tiles, out]),
-        Command::Download(out),
-        Command::Free(config),
-        Command::Free(tiles),
-        Command::Free(count),
-        Command::Free(out),
+        Call::Clear(out),
+        Call::Dispatch(SCALE, Groups::Indirect(count), vec![config, tiles, out]),
+        Call::Download(out),
+        Call::Free(config),
+        Call::Free(tiles),
+        Call::Free(count),
+        Call::Free(out),
     ];
-    Frame { recordings: [coarse, fine], out, expected: bytes(expected) }
+    TwoRecordings { recordings: [coarse, fine], out, expected: bytes(expected) }
 }
 
 fn bytes(words: impl IntoIterator<Item = u32>) -> Vec<u8> {

@@ -2,7 +2,7 @@
 
 use crate::encoder;
 use crate::present::{devices, noop};
-use pool_core::{KIB, MIB, Why};
+use pool_core::{BucketPool, KIB, MIB, Why};
 use pool_wgpu::WgpuAllocator;
 use wgpu::{
     BufferUsages, Extent3d, Origin3d, TexelCopyBufferLayout, Texture, TextureDescriptor,
@@ -332,4 +332,24 @@ fn a_scope_that_binds_a_pooled_texture_counts_as_a_user() {
     let again = third.take_texture(&targets, &target).unwrap();
     assert_eq!(*again, texture);
     third.submit_with(encoder(&device)).unwrap();
+}
+
+#[test]
+fn a_lent_texture_is_no_buffer_of_the_same_number() {
+    for device in devices() {
+        let (uploads, targets) = (device.uploads(64 * KIB, MIB), device.textures());
+        let pool = BucketPool::new(device.clone());
+        let mut scope = device.scope();
+        // wgpu counts textures and buffers apart, so one of these buffers has the number of the texture.
+        let buffers: Vec<_> = (0..8).map(|_| scope.take(&pool, KIB).unwrap()).collect();
+        let _lent =
+            scope.take_texture(&targets, &described((4, 4, 1), TextureFormat::R8Unorm)).unwrap();
+        for buffer in &buffers {
+            for byte in [1, 2] {
+                scope.upload(&uploads, buffer, 0, &[byte; 64]).unwrap();
+            }
+        }
+        let _ = scope.encoder();
+        scope.submit().unwrap();
+    }
 }
