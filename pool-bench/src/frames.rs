@@ -1,9 +1,10 @@
 //! Pooled wgpu buffers beside fresh ones, frame by frame on one device, in turns: uploads, a kernel
-//! that touches little, a copy that fills a large buffer, dense work.
+//! that touches little, a copy that fills a large buffer, dense work, and an engine with a pool of its own.
 
 mod device;
 mod kernels;
 mod many;
+mod ports;
 mod uploads;
 
 use crate::apart::Process;
@@ -26,6 +27,7 @@ pub(crate) fn run(process: &Process) -> Result<Vec<Row>, Failed> {
     rows.extend(bench.uploads()?);
     rows.extend(bench.read_by_a_kernel()?);
     rows.extend(bench.many()?);
+    rows.extend(bench.recordings()?);
     let bytes = small(16 * MIB);
     let little = Work { bytes, groups: 1, kernels: 1, frames: 1, room: true };
     let groups = u32::try_from(bytes / 16 / 64).unwrap_or(u32::MAX);

@@ -4,7 +4,7 @@
 use crate::moved::Move;
 use crate::shared::Shared;
 use crate::written::{Ranges, hash_of, hash_of_texture};
-use crate::zeroing::{ToZero, Zeroing};
+use crate::zeroing::{Owed, ToZero, Zeroing};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -57,8 +57,6 @@ struct OpenScope {
     /// What came before this point is submitted.
     flushed: u64,
     zeroing: Zeroing,
-    /// Copies among its commands that are made in any case.
-    moves: Vec<Move>,
     /// What was lent to the program while the scope's own encoder was not: bytes of buffers, and textures
     /// as one byte. It is searched where an upload may be a mistake, and added to by each lend.
     lent: Ranges,
@@ -143,18 +141,15 @@ impl OpenScopes {
     /// is submitted.
     pub(crate) fn close(&self, scope: u64, shared: &Shared) {
         loop {
-            let (to_zero, moves) = {
+            let owed = {
                 let mut scopes = self.scopes.lock();
                 let Some(open) = scopes.get_mut(&scope) else { break };
-                (open.zeroing.take_all(), std::mem::take(&mut open.moves))
+                open.zeroing.end_step(u64::MAX, false)
             };
-            if to_zero.is_empty() && moves.is_empty() {
+            if owed.is_empty() {
                 break;
             }
-            shared.zero_now(&to_zero);
-            for moved in moves {
-                moved.run(shared);
-            }
+            shared.settle(&owed);
         }
         self.close_submitted(scope);
     }
@@ -209,19 +204,12 @@ impl OpenScopes {
         }
     }
 
-    /// Takes the zeroing of the present step, which the caller submits.
-    pub(crate) fn take_zeroing(&self, scope: u64) -> Vec<ToZero> {
+    /// Ends the present step for the submission of the scope: what the step owes. What commands of the program's
+    /// own encoder fill stays.
+    pub(crate) fn take_zeroing(&self, scope: u64) -> Owed {
         let mut scopes = self.scopes.lock();
-        scopes.get_mut(&scope).map(|open| open.zeroing.take_ahead()).unwrap_or_default()
-    }
-
-    /// Puts back zeroing that was taken and not submitted.
-    pub(crate) fn put_back(&self, scope: u64, to_zero: Vec<ToZero>) {
-        if let Some(open) = self.scopes.lock().get_mut(&scope) {
-            for zero in to_zero {
-                open.zeroing.add(zero);
-            }
-        }
+        let Some(open) = scopes.get_mut(&scope) else { return Owed::default() };
+        open.zeroing.end_step(open.lent_encoder, open.keeps_blocks())
     }
 
     /// Returns what the prologue of a scope must zero. The scope takes no more work; its zeroing
@@ -235,12 +223,12 @@ impl OpenScopes {
 
     /// Ends a step, whose memory serves the next one. Returns the zeroing ahead of the step that ended; `None`
     /// where the scope's buffers may be in the program's own encoder.
-    pub(crate) fn end_step(&self, scope: u64) -> Option<Vec<ToZero>> {
+    pub(crate) fn end_step(&self, scope: u64) -> Option<Owed> {
         // Under one lock, so that what another thread drops belongs to one of the steps.
         let mut scopes = self.scopes.lock();
         let open = scopes.get_mut(&scope).filter(|open| !open.keeps_blocks())?;
         open.step = open.advance();
-        Some(open.zeroing.take_ahead())
+        Some(open.zeroing.end_step(open.lent_encoder, false))
     }
 
     /// What was recorded so far was submitted. Nothing is known of a scope whose buffers may be in the
@@ -379,25 +367,11 @@ impl OpenScopes {
         }
     }
 
-    /// A copy among the commands of the scope is made in any case.
+    /// A copy of the scope is made in any case.
     pub(crate) fn add_move(&self, scope: u64, moved: Move) {
         if let Some(open) = self.scopes.lock().get_mut(&scope) {
-            open.moves.push(moved);
+            open.zeroing.add_move(moved);
         }
-    }
-
-    /// All copies of the scope were handed over, and its commands, if wgpu took them.
-    /// Returns the copies that are to be made by themselves where wgpu did not.
-    pub(crate) fn ran(&self, scope: u64, commands: bool) -> Vec<Move> {
-        let mut moves = Vec::new();
-        if let Some(open) = self.scopes.lock().get_mut(&scope) {
-            open.zeroing.copies_ran();
-            std::mem::swap(&mut open.moves, &mut moves);
-            if commands {
-                open.zeroing.commands_ran(open.lent_encoder);
-            }
-        }
-        moves
     }
 
     /// Parts of a scope that was handed over were submitted: its prologue, the program's commands.
@@ -405,10 +379,9 @@ impl OpenScopes {
         if let Some(open) = self.scopes.lock().get_mut(&scope) {
             if prologue {
                 open.zeroing.ahead_ran();
-                open.moves.clear();
             }
             if commands {
-                open.zeroing.commands_ran(u64::MAX);
+                open.zeroing.commands_ran();
             }
         }
     }

@@ -3,7 +3,7 @@
 use crate::shared::Shared;
 use crate::staging::{Chunk, Staging};
 use crate::written::{Ranges, hash_of};
-use crate::zeroing::ToZero;
+use crate::zeroing::{Owed, ToZero};
 use pool_core::DeviceError;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -34,7 +34,7 @@ pub(crate) struct Recording {
 
 /// Zeroing and copies, and the commands that follow them.
 struct Step {
-    to_zero: Vec<ToZero>,
+    owed: Owed,
     copies: Vec<Copy>,
     /// Whether the commands begin with the copies.
     has_copies: bool,
@@ -218,8 +218,8 @@ impl Recording {
         }
     }
 
-    /// Ends a step, behind the zeroing that it needs.
-    pub(crate) fn end_step(&mut self, to_zero: Vec<ToZero>, shared: &Shared) {
+    /// Ends a step, behind the zeroing that it owes.
+    pub(crate) fn end_step(&mut self, owed: Owed, shared: &Shared) {
         if self.encoder.is_some() {
             let _ = self.encoder(shared); // with the copies behind its commands
         } else {
@@ -228,15 +228,15 @@ impl Recording {
         self.read.clear();
         let (copies, has_copies) = (std::mem::take(&mut self.ahead), self.encoder.is_some());
         let commands = self.encoder.take().map(|encoder| shared.finish(encoder));
-        if !to_zero.is_empty() || !copies.is_empty() || commands.is_some() {
-            self.steps.push_back(Step { to_zero, copies, has_copies, commands });
+        if !owed.is_empty() || !copies.is_empty() || commands.is_some() {
+            self.steps.push_back(Step { owed, copies, has_copies, commands });
         }
     }
 
     /// Commands of the program follow, which hand over all that was recorded.
     pub(crate) fn follow(&mut self, commands: CommandBuffer) {
-        let (to_zero, copies, has_copies) = (Vec::new(), Vec::new(), false);
-        self.steps.push_back(Step { to_zero, copies, has_copies, commands: Some(commands) });
+        let (owed, copies, has_copies) = (Owed::default(), Vec::new(), false);
+        self.steps.push_back(Step { owed, copies, has_copies, commands: Some(commands) });
     }
 
     /// Submits all steps together. What wgpu refuses, it refuses as a whole and runs nothing of it. Zeroing and
@@ -246,9 +246,9 @@ impl Recording {
         let buffers = std::mem::take(&mut self.buffers);
         let (mut together, mut has_commands) = (Vec::new(), false);
         // The steps stay, so that a panic in `submit` leaves their zeroing to be done.
-        for Step { to_zero, copies, has_copies, commands } in &mut self.steps {
+        for Step { owed, copies, has_copies, commands } in &mut self.steps {
             let copies: &[Copy] = if *has_copies { &[] } else { copies };
-            together.extend(record(to_zero, copies, shared, &buffers));
+            together.extend(record(&owed.ahead, copies, shared, &buffers));
             has_commands |= commands.is_some();
             together.extend(commands.take());
         }
@@ -258,20 +258,23 @@ impl Recording {
             return Submitted { index, accepted: true };
         }
         let mut accepted = !has_commands;
-        for Step { to_zero, copies, .. } in steps {
-            shared.zero_now(&to_zero);
+        for Step { owed, copies, .. } in steps {
+            shared.zero_now(&owed.ahead);
+            shared.zero_now(&owed.filled);
             for copy in copies {
                 accepted &= shared.run_alone(|encoder| copy.record(&buffers, encoder));
+            }
+            for moved in owed.moves.iter().filter(|moved| !moved.is_ahead) {
+                shared.run_alone(|encoder| moved.record(encoder));
             }
         }
         Submitted { index: shared.submit([]).0, accepted }
     }
 
-    /// Drops all commands. Returns the zeroing that they needed, and the chunks that they would
-    /// have used.
-    pub(crate) fn forget(&mut self) -> (Vec<ToZero>, Vec<Chunk>) {
+    /// Drops all commands. Returns what each step owes, and the chunks that they would have used.
+    pub(crate) fn forget(&mut self) -> (Vec<Owed>, Vec<Chunk>) {
         let Self { steps, chunks, .. } = std::mem::take(self);
-        (steps.into_iter().flat_map(|step| step.to_zero).collect(), chunks)
+        (steps.into_iter().map(|step| step.owed).collect(), chunks)
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::groups::Groups;
 use crate::idle::IdleMemory;
 use crate::leaked::LeakedClones;
-use crate::zeroing::ToZero;
+use crate::zeroing::{Owed, ToZero};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
 use std::future::Future;
@@ -340,6 +340,17 @@ impl Shared {
         let living = to_zero.iter().filter(|zero| !self.is_destroyed(zero.buffer()));
         self.zero_together(living);
         false
+    }
+
+    /// Does by itself what a step owes that did not run. What the program has destroyed is left out.
+    pub(crate) fn settle(&self, owed: &Owed) {
+        let Owed { ahead, filled, written, moves } = owed;
+        for to_zero in [ahead, filled, written] {
+            self.zero_now(to_zero);
+        }
+        for moved in moves {
+            self.run_alone(|encoder| moved.record(encoder));
+        }
     }
 
     fn zero_together<'z>(&self, to_zero: impl IntoIterator<Item = &'z ToZero>) -> bool {

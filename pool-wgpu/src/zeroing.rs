@@ -1,6 +1,7 @@
 //! What a scope owes to the next owner of its memory: ranges that it zeroes ahead of its commands, and ranges
 //! that these fill, which it zeroes only where they do not run.
 
+use crate::moved::Move;
 use crate::written::hash_of;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,7 +20,26 @@ pub(crate) struct ToZero {
 #[derive(Default)]
 struct RangesToZero(BTreeMap<(u64, u64), (ToZero, u64)>);
 
-/// The zeroing of a scope.
+/// What a step owes. Where it does not run, all of it is zeroed, and then its moves are made.
+#[derive(Default)]
+pub(crate) struct Owed {
+    /// Zeroed ahead of the step.
+    pub(crate) ahead: Vec<ToZero>,
+    /// What its commands fill.
+    pub(crate) filled: Vec<ToZero>,
+    /// What its uploads and copies fill.
+    pub(crate) written: Vec<ToZero>,
+    pub(crate) moves: Vec<Move>,
+}
+
+impl Owed {
+    pub(crate) fn is_empty(&self) -> bool {
+        let Self { ahead, filled, written, moves } = self;
+        ahead.is_empty() && filled.is_empty() && written.is_empty() && moves.is_empty()
+    }
+}
+
+/// What the present step of a scope owes.
 #[derive(Default)]
 pub(crate) struct Zeroing {
     /// Ahead of the present step, with the count by then. No scope takes another's: between taking and
@@ -27,8 +47,10 @@ pub(crate) struct Zeroing {
     ahead: RangesToZero,
     /// What the program's commands fill, with how often the scope's encoder was lent before it was taken.
     promised: RangesToZero,
-    /// What uploads and copies of the scope fill that were not handed over.
+    /// What uploads and copies of the step fill.
     written: Vec<ToZero>,
+    /// Copies of the step into larger buffers.
+    moves: Vec<Move>,
     /// How many ranges were added.
     count: u64,
 }
@@ -147,9 +169,24 @@ impl Zeroing {
         }
     }
 
-    /// Takes what is to be zeroed ahead of the present step.
-    pub(crate) fn take_ahead(&mut self) -> Vec<ToZero> {
-        self.ahead.take_all().collect()
+    /// A copy of the step is made in any case.
+    pub(crate) fn add_move(&mut self, moved: Move) {
+        self.moves.push(moved);
+    }
+
+    /// Ends the step, before which the scope's encoder was lent so often: what it owes. What no command can have
+    /// filled is zeroed ahead: its memory may serve another owner behind the step. `keeps_promises`: the commands
+    /// come later, and no memory serves another before them.
+    pub(crate) fn end_step(&mut self, lent: u64, keeps_promises: bool) -> Owed {
+        let mut ahead: Vec<ToZero> = self.ahead.take_all().collect();
+        let mut filled = Vec::new();
+        if !keeps_promises {
+            for (zero, before) in std::mem::take(&mut self.promised.0).into_values() {
+                if before < lent { filled.push(zero) } else { ahead.push(zero) }
+            }
+        }
+        let (written, moves) = (std::mem::take(&mut self.written), std::mem::take(&mut self.moves));
+        Owed { ahead, filled, written, moves }
     }
 
     /// What is to be zeroed ahead of the present step.
@@ -165,34 +202,22 @@ impl Zeroing {
         all
     }
 
-    /// Takes all that the scope owes when it ends.
-    pub(crate) fn take_all(&mut self) -> Vec<ToZero> {
-        let mut all = self.take_ahead();
-        all.extend(self.promised.take_all());
-        all.append(&mut self.written);
-        all
-    }
-
-    /// What runs ahead of the commands was submitted: zeroing, and the copies of uploads.
+    /// What runs ahead of the commands was submitted: zeroing, and the copies.
     pub(crate) fn ahead_ran(&mut self) {
         self.ahead = RangesToZero::default();
         self.written.clear();
+        self.moves.clear();
     }
 
-    /// Uploads and copies were handed over.
-    pub(crate) fn copies_ran(&mut self) {
-        self.written.clear();
-    }
-
-    /// Commands ran that may use what was taken before the encoder was lent for this time.
-    pub(crate) fn commands_ran(&mut self, lent: u64) {
-        self.promised.0.retain(|_, (_, before)| *before >= lent);
+    /// The program's commands ran, which filled what it promised.
+    pub(crate) fn commands_ran(&mut self) {
+        self.promised = RangesToZero::default();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ToZero, Zeroing};
+    use super::{Owed, ToZero, Zeroing};
     use wgpu::{Buffer, BufferDescriptor, BufferUsages, Device};
 
     fn buffers() -> [Buffer; 2] {
@@ -242,13 +267,15 @@ mod tests {
                 expected.into_iter().filter(|(start, end)| start < end).collect();
             expected.push((0, 1024));
             assert_eq!(bytes_of(&zeroing.ahead()), expected, "{case}");
-            let owed: u64 = bytes_of(&zeroing.take_all()).iter().map(|(a, b)| b - a).sum();
+            let Owed { ahead, filled, written, .. } = zeroing.end_step(1, false);
+            let owed = [ahead, filled, written].concat();
+            let owed: u64 = bytes_of(&owed).iter().map(|(a, b)| b - a).sum();
             assert_eq!(owed, 1024 + 512, "{case}: nothing is lost if nothing ran");
         }
     }
 
     #[test]
-    fn what_ran_is_owed_no_more() {
+    fn a_step_ends_with_what_its_commands_can_have_filled() {
         let [buffer, _] = buffers();
         let mut zeroing = Zeroing::default();
         for (range, lent) in [(0..256, 1), (256..512, 2)] {
@@ -257,12 +284,16 @@ mod tests {
             zeroing.promise(count, &buffer, &range, lent);
         }
         zeroing.fill(&buffer, &(0..64), true);
-        zeroing.commands_ran(2); // the second was taken behind them
-        assert_eq!(bytes_of(&zeroing.take_all()), [(0, 64), (256, 512)]);
+        let kept = zeroing.end_step(2, true);
+        assert!(kept.ahead.is_empty() && kept.filled.is_empty());
+        assert_eq!(bytes_of(&kept.written), [(0, 64)]);
+        let owed = zeroing.end_step(2, false); // the second was taken behind the commands
+        assert_eq!(bytes_of(&owed.filled), [(64, 256)]);
+        assert_eq!((bytes_of(&owed.ahead), owed.written.len()), (vec![(256, 512)], 0));
         zeroing.add(ToZero::new(&buffer, 0..256));
         zeroing.fill(&buffer, &(0..64), true);
         zeroing.ahead_ran();
-        assert!(zeroing.take_all().is_empty());
+        assert!(zeroing.end_step(3, false).is_empty());
     }
 
     #[test]
@@ -271,10 +302,10 @@ mod tests {
         let mut zeroing = Zeroing::default();
         zeroing.add(ToZero::new(&buffer, 0..1024));
         zeroing.promise(0, &buffer, &(0..501), 0);
-        assert_eq!(bytes_of(&zeroing.take_ahead()), [(504, 1024)]);
+        assert_eq!(bytes_of(&zeroing.end_step(1, false).ahead), [(504, 1024)]);
         // A range that was there before the request is another owner's.
         zeroing.add(ToZero::new(&buffer, 0..1024));
         zeroing.promise(zeroing.count(), &buffer, &(0..1024), 0);
-        assert_eq!(bytes_of(&zeroing.take_ahead()), [(0, 1024)]);
+        assert_eq!(bytes_of(&zeroing.end_step(1, false).ahead), [(0, 1024)]);
     }
 }

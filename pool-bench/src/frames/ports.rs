@@ -11,7 +11,7 @@ use super::device::{Contender, Failed, FrameBench, contest};
 use crate::rounds::Row;
 use by_hand::ByHand;
 use pooled::Pooled;
-use recording::{Failure, Frame, Shaders, frame};
+use recording::{Failure, Shaders, TwoRecordings, frame};
 
 /// Frames of different sizes, after which the first comes again.
 const FRAMES: u32 = 64;
@@ -50,7 +50,7 @@ impl FrameBench {
     }
 }
 
-fn same(frame: &Frame, shown: Result<Vec<u8>, Failure>) -> Result<(), Failed> {
+fn same(frame: &TwoRecordings, shown: Result<Vec<u8>, Failure>) -> Result<(), Failed> {
     match shown.map_err(|error| error.to_string())? == frame.expected {
         true => Ok(()),
         false => Err("a recording computes something else".into()),

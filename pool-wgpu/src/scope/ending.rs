@@ -20,10 +20,10 @@ impl Scope {
         if !self.recording.has_step() {
             return;
         }
-        let Some(to_zero) = self.table().end_step(self.id) else { return };
+        let Some(owed) = self.table().end_step(self.id) else { return };
         self.end_reads();
         let Self { recording, clock, .. } = self;
-        recording.end_step(to_zero, clock.shared());
+        recording.end_step(owed, clock.shared());
     }
 
     /// Hands what was recorded so far to the device, behind the zeroing that it needs: the
@@ -80,9 +80,9 @@ impl Scope {
     /// Ends what the scope itself has recorded, behind the zeroing that it needs.
     fn end_commands(&mut self) {
         self.end_reads();
-        let to_zero = self.table().take_zeroing(self.id);
+        let owed = self.table().take_zeroing(self.id);
         let Self { recording, clock, .. } = self;
-        recording.end_step(to_zero, clock.shared());
+        recording.end_step(owed, clock.shared());
     }
 
     /// Hands all steps to the device.
@@ -94,11 +94,6 @@ impl Scope {
         self.placed.extend(bound);
         let Submitted { index, accepted } = recording.submit(shared);
         self.refused |= !accepted;
-        for moved in self.table().ran(self.id, !self.refused) {
-            if !accepted && !moved.is_ahead {
-                moved.run(self.shared());
-            }
-        }
         self.held.clear();
         self.table().flushed(self.id);
         for chunk in staging {
@@ -367,8 +362,10 @@ impl Drop for Scope {
         }
         // Commands that were recorded and not handed over are dropped before their buffers serve
         // others. The zeroing that they needed is done all the same.
-        let (to_zero, chunks) = self.recording.forget();
-        self.table().put_back(self.id, to_zero);
+        let (owed, chunks) = self.recording.forget();
+        for step in &owed {
+            self.shared().settle(step);
+        }
         let may_be_used = self.end == End::Dropped && self.table().is_used_elsewhere(self.id);
         chunks.into_iter().for_each(Chunk::give_back);
         // What commands of the program read is not used again, unless they were submitted here.

@@ -337,3 +337,41 @@ fn elements_go_to_their_numbers() {
         assert_eq!(seen(&device, &between), expected);
     }
 }
+
+/// What was taken to be filled, dropped and flushed is another's by the end of the scope, which leaves it alone.
+#[test]
+fn the_end_of_a_scope_does_not_zero_what_serves_another_by_then() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let uploads = device.uploads(64 * KIB, MIB);
+        dirty(&device, &pool);
+        let mut scope = device.scope();
+        let _ = scope.encoder();
+        drop(scope.take_to_fill(&pool, KIB).unwrap());
+        scope.flush().unwrap();
+        let other = pool.allocate(KIB).unwrap();
+        other.on(pool.default_stream()).unwrap().write(0, &[3; 1024]).unwrap();
+        drop(scope);
+        assert_eq!((pool.stats().misses, seen(&device, &other)), (1, vec![3; 1024]));
+        drop(other);
+
+        // Nor what serves the scope itself in its next step, whose uploads wgpu's refusal leaves.
+        device.device().on_uncaptured_error(Arc::new(drop));
+        let mut scope = device.scope();
+        let _ = scope.encoder();
+        drop(scope.take_to_fill(&pool, KIB).unwrap());
+        scope.encoder().insert_debug_marker("a command");
+        scope.end_step();
+        let next = scope.take(&pool, KIB).unwrap();
+        scope.upload(&uploads, &next, 0, &[4; 1024]).unwrap();
+        end_refused(&device, scope);
+        assert_eq!((pool.stats().misses, seen(&device, &next)), (1, vec![4; 1024]));
+    }
+}
+
+fn end_refused(device: &WgpuAllocator, mut scope: Scope) {
+    let gone = own(device, KIB);
+    scope.encoder().clear_buffer(&gone, 0, None);
+    gone.destroy();
+    assert_eq!(scope.submit().unwrap_err().why, Why::NotSubmitted);
+}

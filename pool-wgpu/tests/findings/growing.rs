@@ -241,3 +241,31 @@ fn where_twice_the_size_is_too_much_it_takes_what_is_asked() {
         scope.submit().unwrap();
     }
 }
+
+/// A grown buffer that is dropped leaves nothing in the block for its next owner, in the same dropped scope.
+#[test]
+fn bytes_do_not_come_into_a_block_that_serves_another() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let uploads = device.uploads(MIB, MIB);
+        let mut buffer = GrowingBuffer::new(&pool, KIB, BufferUsages::VERTEX).unwrap();
+        let mut scope = device.scope();
+        scope.upload(&uploads, buffer.buffer(), 0, &[1; 1024]).unwrap();
+        scope.submit().unwrap();
+        let mut scope = device.scope();
+        let _ = scope.encoder();
+        buffer.reserve(&mut scope, 2 * KIB).unwrap();
+        drop(buffer);
+        scope.encoder().insert_debug_marker("a command");
+        scope.end_step();
+        let next = GrowingBuffer::new(&pool, 4, BufferUsages::VERTEX).unwrap();
+        let usage = next.buffer().kind();
+        let taken = scope.take_kind(&pool, 2 * KIB, usage).unwrap();
+        drop(scope);
+        let target = own(&device, KIB);
+        let mut scope = device.scope();
+        scope.copy((&taken, 0), (&Unpooled(&target), 0), KIB).unwrap();
+        scope.submit().unwrap();
+        assert_eq!((crate::shown(&device, &target), pool.stats().misses), (Some(0), 3));
+    }
+}
