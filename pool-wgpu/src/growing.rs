@@ -65,7 +65,8 @@ impl GrowingBuffer {
     /// bind groups and views of the old one show old bytes.
     ///
     /// The old block serves others when the frame is through, as if it were dropped in this scope. Its bytes are
-    /// kept if the scope is dropped or wgpu refuses its commands: the copy is made by itself then.
+    /// kept if the scope is dropped or wgpu refuses its commands: the copy is made by itself then. They are lost
+    /// with a [`Scope::prologue`] that wgpu refuses.
     ///
     /// # Errors
     ///

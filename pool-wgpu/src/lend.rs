@@ -60,7 +60,8 @@ impl Scope {
     ///
     /// No other byte of another owner shows: the rest of a buffer that is larger than the request is zeroed, and
     /// so is all of it where the scope is dropped or wgpu refuses its commands, since they have not filled it
-    /// then. A part that [`Scope::upload`] or [`Scope::copy`] has filled counts as filled.
+    /// then. A part that [`Scope::upload`] or [`Scope::copy`] has filled counts as filled. A [`Scope::flush`]
+    /// zeroes it, too, where no commands of the scope were recorded since.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@
 use crate::moved::Move;
 use crate::shared::Shared;
 use crate::written::{Ranges, hash_of, hash_of_texture};
-use crate::zeroing::{Owed, ToZero, Zeroing};
+use crate::zeroing::{Fill, Owed, ToZero, Zeroing};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -361,9 +361,9 @@ impl OpenScopes {
     }
 
     /// An upload or a copy of the scope fills these bytes ([`Zeroing::fill`]).
-    pub(crate) fn fill(&self, scope: u64, buffer: &Buffer, bytes: &Range<u64>, is_first: bool) {
+    pub(crate) fn fill(&self, scope: u64, buffer: &Buffer, bytes: &Range<u64>, fill: Fill) {
         if let Some(open) = self.scopes.lock().get_mut(&scope) {
-            open.zeroing.fill(buffer, bytes, is_first);
+            open.zeroing.fill(buffer, bytes, fill);
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::shared::Shared;
 use crate::staging::{Chunk, Staging};
 use crate::written::{Ranges, hash_of};
-use crate::zeroing::{Owed, ToZero};
+use crate::zeroing::{Fill, Owed, ToZero};
 use pool_core::DeviceError;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -54,6 +54,7 @@ enum Copy {
     Upload(Upload),
     Between { from: Buffer, start: u64, to: Buffer, at: u64, bytes: u64 },
     Texels { from: usize, layout: TexelCopyBufferLayout, to: Texels, size: Extent3d },
+    TexelsBack { from: Texels, to: Buffer, layout: TexelCopyBufferLayout, size: Extent3d },
 }
 
 /// A copy out of staging memory.
@@ -171,6 +172,28 @@ impl Recording {
         self.copies.push(Copy::Between { from, start, to, at, bytes });
     }
 
+    /// Adds a copy of bytes that are read back.
+    pub(crate) fn read(
+        &mut self,
+        (from, start): (&Buffer, u64),
+        (to, at): (&Buffer, u64),
+        bytes: u64,
+    ) {
+        self.read.add(hash_of(from), &(start..start + bytes));
+        let (from, to) = (from.clone(), to.clone());
+        self.copies.push(Copy::Between { from, start, to, at, bytes });
+    }
+
+    /// Adds a copy of texels that are read back.
+    pub(crate) fn read_texels(
+        &mut self,
+        from: Texels,
+        (to, layout): (&Buffer, TexelCopyBufferLayout),
+        size: Extent3d,
+    ) {
+        self.copies.push(Copy::TexelsBack { from, to: to.clone(), layout, size });
+    }
+
     /// Adds a copy of texels, which lie in a chunk in this layout.
     pub(crate) fn upload_texels(
         &mut self,
@@ -187,9 +210,13 @@ impl Recording {
         self.uploaded.has(hash_of(to), bytes)
     }
 
-    /// Whether a copy that is recorded now comes ahead of all that reads these bytes in the present step.
-    pub(crate) fn is_first(&self, to: &Buffer, bytes: &Range<u64>) -> bool {
-        self.is_ahead() && !self.read.has(hash_of(to), bytes)
+    /// When a copy that is recorded now runs, which writes these bytes.
+    pub(crate) fn fill_of(&self, to: &Buffer, bytes: &Range<u64>) -> Fill {
+        match self.read.has(hash_of(to), bytes) {
+            _ if !self.is_ahead() => Fill::WithCommands,
+            true => Fill::Ahead,
+            false => Fill::First,
+        }
     }
 
     /// Whether a copy that is recorded now comes ahead of the commands of the present step.
@@ -310,6 +337,10 @@ impl Copy {
             Self::Texels { from, layout, to, size } => {
                 let from = TexelCopyBufferInfo { buffer: &chunks[*from], layout: *layout };
                 encoder.copy_buffer_to_texture(from, to.info(), *size);
+            }
+            Self::TexelsBack { from, to, layout, size } => {
+                let to = TexelCopyBufferInfo { buffer: to, layout: *layout };
+                encoder.copy_texture_to_buffer(from.info(), to, *size);
             }
         }
     }

@@ -158,7 +158,7 @@ impl Scope {
         self.held.push(block);
     }
 
-    /// Whether a copy that is recorded now is ahead of all commands of the scope's own encoder.
+    /// Whether a copy that is recorded now is ahead of the commands of the present step.
     pub(crate) fn is_ahead(&self) -> bool {
         self.recording.is_ahead()
     }
@@ -226,6 +226,9 @@ impl Scope {
         let (at, _) = to.range(BufferUsages::COPY_DST, at, bytes, "copy into a buffer")?;
         self.may_record_with(&from)?;
         self.may_write_ahead(to.buffer, &(at..at + bytes))?;
+        if bytes == 0 {
+            return Ok(());
+        }
         self.recording.copy((from.buffer, start), (to.buffer, at), bytes);
         self.fill_ahead(to.buffer, &(at..at + bytes));
         Ok(())

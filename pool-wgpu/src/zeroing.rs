@@ -20,6 +20,17 @@ pub(crate) struct ToZero {
 #[derive(Default)]
 struct RangesToZero(BTreeMap<(u64, u64), (ToZero, u64)>);
 
+/// When an upload or a copy of a scope runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fill {
+    /// Ahead of the commands of its step, and of all that reads its bytes.
+    First,
+    /// Ahead of the commands of its step, whatever wgpu says of these.
+    Ahead,
+    /// Behind commands of the scope's encoder, if wgpu takes them.
+    WithCommands,
+}
+
 /// What a step owes. Where it does not run, all of it is zeroed, and then its moves are made.
 #[derive(Default)]
 pub(crate) struct Owed {
@@ -161,10 +172,16 @@ impl Zeroing {
     }
 
     /// An upload or a copy of the scope fills these bytes. If it runs ahead of all commands, and nothing reads
-    /// them before, it is as good as zeroing: they are not zeroed ahead where that leaves no more ranges.
-    pub(crate) fn fill(&mut self, buffer: &Buffer, bytes: &Range<u64>, is_first: bool) {
-        self.written.extend(self.promised.cut(buffer, bytes, true));
-        if is_first {
+    /// them before, it is as good as zeroing: they are not zeroed ahead where that leaves no more ranges. Behind
+    /// commands it runs if these do, so it fills what they fill.
+    pub(crate) fn fill(&mut self, buffer: &Buffer, bytes: &Range<u64>, fill: Fill) {
+        for filled in self.promised.cut(buffer, bytes, true) {
+            match fill {
+                Fill::WithCommands => self.promised.add(filled, 0),
+                Fill::First | Fill::Ahead => self.written.push(filled),
+            }
+        }
+        if fill == Fill::First {
             self.written.extend(self.ahead.cut(buffer, bytes, false));
         }
     }
@@ -217,7 +234,7 @@ impl Zeroing {
 
 #[cfg(test)]
 mod tests {
-    use super::{Owed, ToZero, Zeroing};
+    use super::{Fill, Owed, ToZero, Zeroing};
     use wgpu::{Buffer, BufferDescriptor, BufferUsages, Device};
 
     fn buffers() -> [Buffer; 2] {
@@ -254,7 +271,7 @@ mod tests {
             if promised {
                 zeroing.promise(count, &buffer, &(256..768), 0);
             }
-            zeroing.fill(&buffer, &(start..end), true);
+            zeroing.fill(&buffer, &(start..end), Fill::First);
             let case = format!("{promised}: {start}..{end}");
             let expected = match (start.max(256), end.min(768)) {
                 _ if promised => vec![],
@@ -283,7 +300,7 @@ mod tests {
             zeroing.add(ToZero::new(&buffer, range.clone()));
             zeroing.promise(count, &buffer, &range, lent);
         }
-        zeroing.fill(&buffer, &(0..64), true);
+        zeroing.fill(&buffer, &(0..64), Fill::First);
         let kept = zeroing.end_step(2, true);
         assert!(kept.ahead.is_empty() && kept.filled.is_empty());
         assert_eq!(bytes_of(&kept.written), [(0, 64)]);
@@ -291,7 +308,7 @@ mod tests {
         assert_eq!(bytes_of(&owed.filled), [(64, 256)]);
         assert_eq!((bytes_of(&owed.ahead), owed.written.len()), (vec![(256, 512)], 0));
         zeroing.add(ToZero::new(&buffer, 0..256));
-        zeroing.fill(&buffer, &(0..64), true);
+        zeroing.fill(&buffer, &(0..64), Fill::First);
         zeroing.ahead_ran();
         assert!(zeroing.end_step(3, false).is_empty());
     }

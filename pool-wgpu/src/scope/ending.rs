@@ -304,7 +304,8 @@ impl Scope {
         commands: &mut CommandEncoder,
     ) -> Result<Option<CommandBuffer>, DeviceError> {
         self.shared().living()?;
-        if self.table().has_recorded(self.id) || self.recording.has_commands() {
+        if self.table().has_recorded(self.id) || self.recording.has_commands() || self.reads_back()
+        {
             let call = "a prologue of a scope that has its own commands: submit it";
             return Err(DeviceError::new(Why::Unsupported, call));
         }
@@ -345,6 +346,11 @@ impl Scope {
             filling.map_after(commands);
         }
         Ok(prologue)
+    }
+
+    /// Whether the scope itself reads something back.
+    fn reads_back(&self) -> bool {
+        !self.reads.is_empty() || !self.reads_before.is_empty()
     }
 
     /// Whether commands of the program read or write memory that the scope staged.

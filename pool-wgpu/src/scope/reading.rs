@@ -56,7 +56,10 @@ impl Scope {
         let place = from.place(&on, Access::Read)?;
         self.may_record_with(&place)?;
         let back = self.begin_read(through, &place, offset, bytes, false)?;
-        copy_back(self.own_encoder(), &place, offset, &back);
+        if let Some((to, words)) = target(&back) {
+            let from = (place.buffer, place.offset + offset);
+            self.recording.read(from, (to, back.at), words);
+        }
         Ok(back)
     }
 
@@ -117,8 +120,9 @@ impl Scope {
     /// encoder that is submitted before it; `commands` is submitted as for [`Scope::read_back_in`].
     ///
     /// The pool maps the buffer behind them, and it serves again once the read-back is dropped: a clone that is
-    /// kept is of no use past the submission. Bytes that no copy writes show earlier results. The buffer has
-    /// `MAP_READ | COPY_DST`; it is larger than `bytes`, and a copy beyond them makes the read-back
+    /// kept is of no use past the submission. Bytes that no copy writes show earlier results, so all of
+    /// them do where an encoder with the copies was dropped and `commands` was not. The buffer has
+    /// `MAP_READ | COPY_DST`; it is larger than `bytes`, and a copy beyond them in `commands` makes the read-back
     /// [`Why::NotSubmitted`].
     ///
     /// # Errors
@@ -255,10 +259,13 @@ fn number() -> u64 {
 }
 
 fn copy_back(commands: &mut CommandEncoder, from: &Place<'_>, offset: u64, back: &ReadBack) {
-    if back.bytes > 0
-        && let Some(to) = back.chunk.buffer()
-    {
-        let words = back.bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
+    if let Some((to, words)) = target(back) {
         commands.copy_buffer_to_buffer(from.buffer, from.offset + offset, to, back.at, words);
     }
+}
+
+/// Where the bytes go, and how many, in whole words; `None` if there are none.
+fn target(back: &ReadBack) -> Option<(&Buffer, u64)> {
+    let words = back.bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
+    back.chunk.buffer().filter(|_| words > 0).map(|to| (to, words))
 }

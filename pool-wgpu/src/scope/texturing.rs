@@ -8,8 +8,8 @@ use crate::texels::Rows;
 use crate::uploads::Uploads;
 use pool_core::DeviceError;
 use wgpu::{
-    CommandEncoder, Extent3d, TexelCopyBufferInfo, TexelCopyBufferLayout, TexelCopyTextureInfo,
-    TextureUsages, WriteOnly,
+    Buffer, CommandEncoder, Extent3d, TexelCopyBufferInfo, TexelCopyBufferLayout,
+    TexelCopyTextureInfo, TextureUsages, WriteOnly,
 };
 
 impl Scope {
@@ -120,7 +120,9 @@ impl Scope {
         }
         let back = self.begin_read_of_texels(through, &from, size, false)?;
         self.table().use_texture(self.id, from.texture);
-        copy_texels(self.own_encoder(), from, size, &back);
+        if let Some((to, layout)) = target(&back) {
+            self.recording.read_texels(Texels::of(&from), (to, layout), size);
+        }
         Ok(back)
     }
 
@@ -191,10 +193,13 @@ fn copy_texels(
     size: Extent3d,
     back: &ReadBack,
 ) {
-    if let (Some(rows), Some(buffer)) = (back.rows, back.chunk.buffer())
-        && rows.staged_bytes() > 0
-    {
-        let to = TexelCopyBufferInfo { buffer, layout: rows.layout(back.at) };
-        commands.copy_texture_to_buffer(from, to, size);
+    if let Some((buffer, layout)) = target(back) {
+        commands.copy_texture_to_buffer(from, TexelCopyBufferInfo { buffer, layout }, size);
     }
+}
+
+/// Where the texels go, and how they lie there; `None` if there are none.
+fn target(back: &ReadBack) -> Option<(&Buffer, TexelCopyBufferLayout)> {
+    let rows = back.rows.filter(|rows| rows.staged_bytes() > 0)?;
+    Some((back.chunk.buffer()?, rows.layout(back.at)))
 }

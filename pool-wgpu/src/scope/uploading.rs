@@ -285,7 +285,7 @@ impl Scope {
 
     /// A copy of the scope fills these bytes, which are not zeroed before where nothing sees that.
     pub(super) fn fill_ahead(&self, buffer: &Buffer, range: &Range<u64>) {
-        self.table().fill(self.id, buffer, range, self.recording.is_first(buffer, range));
+        self.table().fill(self.id, buffer, range, self.recording.fill_of(buffer, range));
     }
 
     /// Flushes an eager scope whose chunk is full. Commands that wgpu refuses do not keep the upload from its

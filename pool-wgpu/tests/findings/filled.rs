@@ -375,3 +375,92 @@ fn end_refused(device: &WgpuAllocator, mut scope: Scope) {
     gone.destroy();
     assert_eq!(scope.submit().unwrap_err().why, Why::NotSubmitted);
 }
+
+/// An upload behind commands of the scope's own encoder is lost with them.
+#[test]
+fn a_part_that_was_uploaded_behind_refused_commands_shows_nothing_of_another_owner() {
+    for device in devices() {
+        device.device().on_uncaptured_error(Arc::new(drop));
+        let uploads = device.uploads(64 * KIB, MIB);
+        let pool = BucketPool::new(device.clone());
+        dirty(&device, &pool);
+        let (gone, mut scope) = (own(&device, KIB), device.scope());
+        let taken = scope.take_to_fill(&pool, KIB).unwrap();
+        scope.encoder().clear_buffer(&gone, 0, None);
+        gone.destroy();
+        scope.upload(&uploads, &taken, 256, &[4; 256]).unwrap();
+        assert_eq!(scope.flush().unwrap_err().why, Why::NotSubmitted);
+        scope.upload(&uploads, &taken, 384, &[5; 128]).unwrap(); // comes
+        assert_eq!(scope.submit().unwrap_err().why, Why::NotSubmitted);
+        let mut expected = vec![0; 1024];
+        expected[384..512].fill(5);
+        assert_eq!((seen(&device, &taken), pool.stats().hits), (expected, 1));
+    }
+}
+
+/// A block that was to be filled, and was dropped instead, serves others behind a flush. The end of the scope does
+/// not zero it under them.
+#[test]
+fn what_is_dropped_unfilled_is_not_zeroed_under_its_next_owner() {
+    for (device, refused) in devices().flat_map(|of| [(of.clone(), false), (of, true)]) {
+        device.device().on_uncaptured_error(Arc::new(drop));
+        let pool = BucketPool::new(device.clone());
+        dirty(&device, &pool);
+        let (gone, mut scope) = (own(&device, KIB), device.scope());
+        let unfilled = scope.take_to_fill(&pool, KIB).unwrap();
+        if refused {
+            scope.encoder().clear_buffer(&gone, 0, None);
+            gone.destroy();
+        }
+        drop(unfilled);
+        assert_eq!(scope.flush().is_err(), refused);
+        let next = pool.allocate(KIB).unwrap();
+        next.on(pool.default_stream()).unwrap().write(0, &[9; 1024]).unwrap();
+        drop(scope);
+        assert_eq!((seen(&device, &next), pool.stats().hits), (vec![9; 1024], 2), "{refused}");
+    }
+}
+
+/// One block, taken twice to be filled: what ran of the first owner fills nothing of the second.
+#[test]
+fn what_is_taken_again_to_be_filled_is_zeroed_unless_its_own_commands_ran() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        dirty(&device, &pool);
+        let mut scope = device.scope();
+        scope.encoder().insert_debug_marker("a pass");
+        drop(scope.take_to_fill(&pool, KIB).unwrap());
+        scope.encoder().insert_debug_marker("another");
+        scope.end_step();
+        let taken = scope.take_to_fill(&pool, KIB).unwrap();
+        scope.flush().unwrap();
+        drop(scope);
+        assert_eq!((seen(&device, &taken), pool.stats().hits), (vec![0; 1024], 2));
+    }
+}
+
+/// A read-back is a command of the scope, and what is uploaded behind it comes although wgpu refuses the program's.
+#[test]
+fn an_upload_behind_a_read_back_is_not_lost_with_the_frame() {
+    for device in devices() {
+        device.device().on_uncaptured_error(Arc::new(drop));
+        let (uploads, backs) = (device.uploads(64 * KIB, MIB), device.read_backs(MIB));
+        let pool = BucketPool::new(device.clone());
+        let [one, two] = [(); 2].map(|()| pool.allocate(KIB).unwrap());
+        let mut scope = device.scope();
+        scope.upload(&uploads, &one, 0, &[3; 1024]).unwrap();
+        let back = scope.read_back(&backs, &one, 0, KIB).unwrap();
+        scope.upload(&uploads, &one, 0, &[4; 1024]).unwrap();
+        scope.copy((&one, 0), (&two, 0), KIB).unwrap();
+        end(&device, scope, Ends::Refused);
+        assert!(back.wait(|_| ()).is_err());
+        assert_eq!((seen(&device, &one), seen(&device, &two)), (vec![4; 1024], vec![4; 1024]));
+
+        let mut scope = device.scope();
+        let back = scope.read_back(&backs, &one, 0, KIB).unwrap();
+        scope.upload(&uploads, &one, 0, &[5; 1024]).unwrap();
+        end(&device, scope, Ends::Submitted);
+        assert!(back.wait(|bytes| bytes == [4; 1024]).unwrap());
+        assert_eq!(seen(&device, &one), [5; 1024]);
+    }
+}

@@ -269,3 +269,44 @@ fn bytes_do_not_come_into_a_block_that_serves_another() {
         assert_eq!((crate::shown(&device, &target), pool.stats().misses), (Some(0), 3));
     }
 }
+
+/// Growths in several steps of a scope whose first commands wgpu refuses.
+#[test]
+fn growths_in_several_steps_are_made_in_their_order_where_wgpu_refuses_the_commands() {
+    for device in devices() {
+        device.device().on_uncaptured_error(Arc::new(drop));
+        let (pool, uploads) = (BucketPool::new(device.clone()), device.uploads(MIB, MIB));
+        dirty(&device, &pool, &[KIB, 2 * KIB, 5 * KIB]);
+        let mut buffer = GrowingBuffer::new(&pool, KIB, BufferUsages::VERTEX).unwrap();
+        let mut scope = device.scope();
+        scope.upload(&uploads, buffer.buffer(), 0, &[1; 1024]).unwrap();
+        scope.submit().unwrap();
+
+        let (gone, mut scope) = (own(&device, KIB), device.scope());
+        scope.encoder().clear_buffer(&gone, 0, None);
+        gone.destroy();
+        assert!(buffer.reserve(&mut scope, 2 * KIB).unwrap());
+        scope.end_step();
+        scope.upload(&uploads, buffer.buffer(), 0, &[2; 4]).unwrap(); // ahead of its step
+        assert!(buffer.reserve(&mut scope, 5 * KIB).unwrap());
+        assert_eq!(scope.submit().unwrap_err().why, Why::NotSubmitted);
+        let mut expected = vec![0; 5 * 1024];
+        expected[..1024].fill(1);
+        expected[..4].fill(2);
+        assert_eq!(seen(&device, &buffer), expected);
+    }
+}
+
+#[test]
+fn a_buffer_that_begins_with_no_bytes_grows() {
+    for device in devices() {
+        let (pool, uploads) = (BucketPool::new(device.clone()), device.uploads(MIB, MIB));
+        let mut buffer = GrowingBuffer::new(&pool, 0, BufferUsages::VERTEX).unwrap();
+        let mut scope = device.scope();
+        assert!(buffer.reserve(&mut scope, KIB).unwrap());
+        let _lent = scope.lend(buffer.buffer()).unwrap();
+        scope.upload(&uploads, buffer.buffer(), 0, &[1; 1024]).unwrap();
+        scope.submit_with(encoder(&device)).unwrap();
+        assert_eq!(seen(&device, &buffer), [1; 1024]);
+    }
+}
