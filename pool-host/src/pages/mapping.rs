@@ -326,6 +326,17 @@ impl Mapping {
         system::keeping_errno(|| unsafe { self.advise(start, bytes, libc::MADV_FREE) });
     }
 
+    /// Has pages without memory read as zeroes from now on, by one call for all: a first read of each would be
+    /// a fault. Nothing changes where the system refuses that (before Linux 5.14).
+    ///
+    /// # Safety
+    ///
+    /// The addresses are open.
+    pub(super) unsafe fn prepare_reads(&self, start: *const u8, bytes: usize) {
+        // SAFETY: as the caller says; no contents change.
+        unsafe { self.advise(start.cast_mut(), bytes, libc::MADV_POPULATE_READ) };
+    }
+
     /// Gives advice, unless the system is called by `mmap` and `munmap` only. Returns whether it was taken.
     ///
     /// # Safety

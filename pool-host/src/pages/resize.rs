@@ -214,6 +214,10 @@ impl Pages {
             // SAFETY: as the caller says.
             return unsafe { to.block.copy_from_nonoverlapping(from, bytes) };
         }
+        if is_long {
+            // SAFETY: as the caller says: pages of the block, whose last one is whole.
+            unsafe { self.mapping.prepare_reads(from, bytes.next_multiple_of(PAGE)) };
+        }
         let is_zero_at = |at: usize| {
             let (from, length) = (from.wrapping_add(at), PAGE.min(bytes - at));
             // SAFETY: these bytes are in the block, which the caller owns and nothing writes meanwhile.
