@@ -72,8 +72,7 @@ impl<A: DeviceAllocator> Blocks<A> {
         self.take_in(at, key.stream_id, ready)
     }
 
-    /// Takes the block of a size and stream that came last, if `ready` accepts it and its bin was used
-    /// last of its class.
+    /// Takes the block of a size and stream that came last, if `ready` accepts it.
     #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
     #[inline(always)]
     pub(crate) fn take_top(
@@ -84,6 +83,9 @@ impl<A: DeviceAllocator> Blocks<A> {
     ) -> Option<RecordOwner<A>> {
         let at = self.table.find(bytes, key.kind)?;
         let class = self.table.class(at);
+        if class.bin.stream != key.stream_id {
+            class.find(key.stream_id);
+        }
         let mut top = class.bin.blocks.top.filter(|_| class.bin.stream == key.stream_id);
         // SAFETY: the lists own the record, and `self` is borrowed alone.
         let is_ready = top.as_mut().is_some_and(|top| ready(unsafe { top.as_mut() }));

@@ -272,7 +272,11 @@ impl<A: DeviceAllocator> Store<A> {
             let sizes = bytes..=self.classes.largest_for(bytes);
             record = state.take_in_range(key, &sizes, requested, &requester, statistics);
         }
-        self.unlock_after_round(state);
+        if state.is_round_over() {
+            self.unlock_after_round(state);
+        } else {
+            drop(state);
+        }
         let mut record = record?;
         record.requested = requested;
         record.uses_mut().restart(now);

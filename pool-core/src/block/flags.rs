@@ -18,7 +18,7 @@ pub(crate) const BYPASS: u32 = 4;
 pub(crate) const OPEN: u32 = 8;
 /// Other streams used it.
 pub(crate) const ELSEWHERE: u32 = 16;
-/// Its bytes are zero, and no buffer has it.
+/// Its bytes are zero. It goes when a buffer gets it.
 pub(crate) const CLEAN: u32 = 32;
 
 /// The flags of a block. `OPEN` and `ELSEWHERE` are written under the lock of its uses, the others by the
@@ -35,6 +35,12 @@ impl BlockFlags {
     #[inline]
     pub(crate) fn get_mut(&mut self) -> u32 {
         *self.0.get_mut()
+    }
+
+    /// All flags.
+    #[cfg(feature = "check")]
+    pub(crate) fn get(&self) -> u32 {
+        self.0.load(Relaxed)
     }
 
     /// Whether any of these is set.
@@ -172,7 +178,7 @@ mod tests {
 
         assert_eq!(after((&flags, &mut uses), write(1)), (false, OPEN));
         let end = |uses: &mut LastUses<_>| uses.end(&Panics, 1, Access::Write);
-        assert_eq!(after((&flags, &mut uses), end), (true, PLAIN), "it has ended");
+        assert_eq!(after((&flags, &mut uses), end), (true, OPEN), "it has not ended");
         let write_again = after((&flags, &mut uses), write(1));
         assert_eq!(write_again, (true, OPEN), "it has begun");
         let close = |uses: &mut LastUses<_>| uses.close(&Panics);

@@ -1,6 +1,7 @@
 //! The full check of a store: accounts, limits, lists and uses.
 #![expect(clippy::panic, reason = "a check panics at what it finds")]
 
+use crate::block::flags::{BYPASS, CLEAN, ELSEWHERE};
 use crate::block::record::Record;
 use crate::port::DeviceAllocator;
 use crate::store::Store;
@@ -75,14 +76,14 @@ impl<A: DeviceAllocator> Store<A> {
             state.blocks.check();
             let mut free = BlockSum { blocks: ranges.free_ranges, bytes: ranges.free };
             for record in state.blocks.iter() {
-                check_free(record);
+                check_free(record, 0);
                 free.add(1, record.bytes);
                 inside.live.blocks -= 1;
                 inside.live.bytes -= record.bytes;
             }
             let mut deferred = 0;
             for record in &state.deferred {
-                check_free(record);
+                check_free(record, BYPASS);
                 deferred += record.bytes;
                 inside.live.blocks -= 1;
                 inside.live.bytes -= record.bytes;
@@ -145,8 +146,11 @@ impl<A: DeviceAllocator> Store<A> {
     }
 }
 
-/// A free block is in use no more.
-fn check_free<A: DeviceAllocator>(record: &Record<A>) {
-    assert!(!record.marks.lock().has_open_uses(), "a free block is in use");
+/// A free block is in use no more, and its flags say so; `may` be set are flags of where it is.
+fn check_free<A: DeviceAllocator>(record: &Record<A>, may: u32) {
+    let uses = record.marks.lock();
+    assert!(!uses.has_open_uses(), "a free block is in use");
     assert!(record.private().is_none(), "a block of a private pool is free");
+    let elsewhere = if uses.has_others() { ELSEWHERE } else { 0 };
+    assert_eq!(record.flags.get() & !(CLEAN | may), elsewhere, "flags of a free block");
 }

@@ -1,8 +1,8 @@
-//! Flags that send allocations and frees the slow way. A hit reads them once before it locks its
-//! shard; a free reads them once under the lock of its shard.
+//! Flags that send allocations and frees the slow way. A hit reads them before it locks its
+//! shard; a free reads them under the lock of its shard.
 //!
-//! Who sets a flag that frees ask about ([`OF_FREE`]) takes the lock of each shard once afterwards: every
-//! free that has not seen the flag has ended then. No such order holds for hits ([`OF_HIT`]): one that is
+//! Who sets [`AWAITED`] or [`CLOSED`] takes the lock of each shard once afterwards: every free that has not
+//! seen the flag has ended then, or asks again. No such order holds for hits ([`OF_HIT`]): one that is
 //! under way may end after the flag is set. A flag that must stop them is to be read under the lock.
 
 #[cfg(any(loom, shuttle))]

@@ -140,8 +140,11 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     // it sets its flag. Either it finds the block in the shard, or this read sees the flag.
     let flags = store.flags.get();
     if flags & OF_FREE != 0 {
-        // SAFETY: as the caller promises; the lock is that of the block's shard.
-        return unsafe { put_with_flags(address, (key, state), record, (flags, bypass_flags)) };
+        let kept = put_with_flags(store, (key, &mut state), record, (flags, bypass_flags));
+        if flags & AWAITED != 0 && kept.is_ok() {
+            call_waiters(store.awaited(), state);
+        }
+        return kept;
     }
     record.freed_at = store.time_of(&state);
     // The store may be freed as soon as this thread unlocks the shard. No reference into the store
@@ -150,34 +153,24 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     state.put(key, record)
 }
 
-/// As [`put`], where a flag is set that frees ask about.
-///
-/// # Safety
-///
-/// As for [`store_of`]. The store is that of the record, and may be freed before this returns, so it is
-/// not borrowed for the whole call.
+/// The middle of [`put`], where a flag is set that frees ask about. The lock of the shard stays with the
+/// caller: with it goes what keeps the store.
 #[cold]
 #[inline(never)]
-unsafe fn put_with_flags<A: DeviceAllocator>(
-    store: NonNull<Store<A>>,
-    (key, mut state): (Key<A::Kind>, LockGuard<'_, State<A>>),
+fn put_with_flags<A: DeviceAllocator>(
+    store: &Store<A>,
+    (key, state): (Key<A::Kind>, &mut State<A>),
     mut record: RecordOwner<A>,
     (flags, bypass_flags): (u32, u32),
 ) -> Result<(), RecordOwner<A>> {
-    // SAFETY: as in `put`.
-    let store: &Store<A> = unsafe { store.as_ref() };
     let (bytes, keeping) = (record.bytes, &store.bounds.keeping);
     if flags & (bypass_flags | CLOSED) != 0
         || (flags & LIMITED != 0 && state.is_bucket_full(key, bytes, keeping))
     {
         return Err(record);
     }
-    record.freed_at = store.time_of(&state);
-    let kept = state.put(key, record);
-    if flags & AWAITED != 0 && kept.is_ok() {
-        call_waiters(store.awaited(), state);
-    }
-    kept
+    record.freed_at = store.time_of(state);
+    state.put(key, record)
 }
 
 /// As [`put`], of a part of a segment.

@@ -347,11 +347,12 @@ impl<C: StreamClock> LastUses<C> {
     pub(crate) fn end(&mut self, clock: &C, mark: C::Mark, access: Access) {
         let used = self.of_stream(clock, mark);
         used.has_begun = true;
-        used.open(access).end();
-        used.last = clock.later(used.last, mark);
+        let last = clock.later(used.last, mark);
         if access == Access::Write {
             used.write(clock, mark);
         }
+        used.last = last;
+        used.open(access).end(); // last: a panic of the clock leaves it open
     }
 
     fn of_stream(&mut self, clock: &C, mark: C::Mark) -> &mut Used<C::Mark> {
