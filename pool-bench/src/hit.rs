@@ -16,7 +16,7 @@ const SIZES: u64 = 500;
 type Path = (&'static str, fn(u64) -> Option<()>);
 
 /// Every path. The names stand in `instructions.json`.
-pub const PATHS: [Path; 15] = [
+pub const PATHS: [Path; 16] = [
     ("host, pow2, 4 KiB", |pairs| one(host(BucketPolicy::PowerOfTwo), 4 * KIB, pairs)),
     ("host, exact, 4 KiB", |pairs| one(host(BucketPolicy::Exact), 4 * KIB, pairs)),
     ("host, fit:2, 4 KiB", |pairs| one(host(BucketPolicy::Fit { alpha: 2.0 }), 4 * KIB, pairs)),
@@ -27,6 +27,7 @@ pub const PATHS: [Path; 15] = [
     ("host, exact, 500 sizes", |pairs| many(host(BucketPolicy::Exact), pairs)),
     ("host, pow2, 4 KiB, as AnyPool", any),
     ("sim, pow2, 4 KiB", |pairs| one(BucketPool::builder(SimDevice::new()), 4 * KIB, pairs)),
+    ("sim, pow2, two streams in turns", two_streams),
     ("sim, pow2, used on a stream", used),
     ("sim, pow2, handed over", handed_over),
     ("sim, arena, 500 sizes", |pairs| {
@@ -78,6 +79,19 @@ fn many<A: DeviceAllocator>(builder: PoolBuilder<A>, pairs: u64) -> Option<()> {
     drop(live.ok()?);
     for pair in 0..pairs {
         drop(black_box(pool.allocate(black_box((pair % SIZES + 1) * KIB)).ok()?));
+    }
+    Some(())
+}
+
+/// One size that two streams take in turns, a pair each, which have a block each.
+fn two_streams(pairs: u64) -> Option<()> {
+    let pool = BucketPool::new(SimDevice::new());
+    let streams = [pool.allocator().stream(), pool.allocator().stream()];
+    let both = streams.each_ref().map(|stream| pool.allocate_on(stream, 4 * KIB));
+    drop(both);
+    for pair in 0..=pairs + 1 {
+        let stream = &streams[usize::from(pair % 2 == 1)];
+        drop(black_box(pool.allocate_on(stream, black_box(4 * KIB)).ok()?));
     }
     Some(())
 }
