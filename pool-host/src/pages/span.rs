@@ -57,6 +57,14 @@ const fn mark_of(block: usize) -> (usize, u64) {
     (block / BITS, 1 << (block % BITS))
 }
 
+/// Returns the marks that a word has, in a span of so many blocks.
+const fn marks_in(word: usize, blocks: usize) -> u64 {
+    match blocks.saturating_sub(word * BITS) {
+        left if left < BITS => (1 << left) - 1,
+        _ => u64::MAX,
+    }
+}
+
 /// The spans of a class that have a free block.
 #[derive(Debug)]
 pub(crate) struct Spans {
@@ -138,13 +146,14 @@ impl Spans {
         let (free, marks) = (span.free_blocks(), pages.marks_of(first, class));
         let (base, most) = (pages.address(first), free.min(blocks.len()));
         let (mut taken, mut word, mut is_whole) = (0, span.first_word(), true);
+        let has_others = |word, marks: u64| marks & !marks_in(word, span_blocks(class)) != 0;
         while taken < most {
-            let Some(place) = marks.get(word) else {
+            let found = marks.get(word).map(|place| (place, place.load(Relaxed)));
+            let Some((place, mut left)) = found.filter(|(_, left)| !has_others(word, *left)) else {
                 // The program has written to the marks.
                 (self.invalid, is_whole) = (base, false);
                 break;
             };
-            let mut left = place.load(Relaxed);
             while left != 0 && taken < most {
                 let bit = left.trailing_zeros() as usize;
                 left &= left - 1;
@@ -170,11 +179,8 @@ impl Spans {
         for before in 0..count {
             pages.tag((first + before) as usize).set_span(class, before);
         }
-        let mut left = span_blocks(class);
-        for word in pages.marks_of(first, class).0.iter().rev() {
-            let marked = left.min(BITS);
-            word.store(u64::MAX >> (BITS - marked), Relaxed);
-            left -= marked;
+        for (word, place) in pages.marks_of(first, class).0.iter().rev().enumerate() {
+            place.store(marks_in(word, span_blocks(class)), Relaxed);
         }
         pages.links(first as usize).set_free_blocks(span_blocks(class), 0, self.now);
         self.count += 1;
@@ -192,7 +198,8 @@ impl Spans {
             self.invalid = block;
             return;
         };
-        let number = class.blocks_in(from_first).filter(|_| its_class == class);
+        let is_block = |number: &usize| its_class == class && *number < span_blocks(class);
+        let number = class.blocks_in(from_first).filter(is_block);
         let marks = pages.marks_of(first, class);
         let marked = number.and_then(|number| {
             let (at, mark) = mark_of(number);

@@ -316,16 +316,20 @@ fn a_span_that_nobody_uses_gives_back_its_free_pages() {
     check(&cache, &below, 64 * held(1000));
 }
 
-/// A block that is back in its span, an address inside of a block, and a block of another class end
-/// the program when they are freed. Each case has a process of its own, in which this test frees.
+/// A block that is back in its span, an address inside of a block, the bytes of a span in which no block
+/// fits any more, and a block of another class end the program when they are freed. Each case has a process of its own, in which this test frees.
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no pages of ours, and no processes")]
 fn a_free_of_no_block_of_a_span_ends_the_program() {
     let Ok(case) = std::env::var("FREES") else {
         let name = "tcache::cache::tests::a_free_of_no_block_of_a_span_ends_the_program";
-        for (case, ends) in
-            [("once", false), ("inside", true), ("other class", true), ("twice", true)]
-        {
+        for (case, ends) in [
+            ("once", false),
+            ("inside", true),
+            ("behind the last", true),
+            ("other class", true),
+            ("twice", true),
+        ] {
             let mut command = std::process::Command::new(std::env::current_exe().unwrap());
             let output = command.args(["--exact", name]).env("FREES", case).output().unwrap();
             let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
@@ -345,6 +349,8 @@ fn a_free_of_no_block_of_a_span_ends_the_program() {
     };
     match case.as_str() {
         "inside" => frees(1000, block.wrapping_add(16)),
+        // The first block of the span; 16 bytes of that are left.
+        "behind the last" => frees(1000, block.wrapping_add(65 * class(1000).bytes())),
         "other class" => frees(2000, block),
         "twice" => (0..2).for_each(|_| frees(1000, block)),
         _ => frees(1000, block),
