@@ -231,16 +231,20 @@ impl<A: DeviceAllocator> Store<A> {
         let Some(mut record) = state.take_plain(key, (bytes, requested), (clock, on)) else {
             return self.hit_not_plain(state, (key, now), (bytes, requested), on);
         };
-        if state.is_round_over() {
-            self.unlock_after_round(state);
-        } else {
-            drop(state);
-        }
+        self.unlock(state);
         record.requested = requested;
         if size_of_val(&now) > 0 {
             record.marks.get_mut().restart_plain(now);
         }
         Some(record)
+    }
+
+    /// Unlocks a shard after a hit, and ends its round if that is over.
+    #[inline]
+    fn unlock(&self, state: LockGuard<'_, State<A>>) {
+        if state.is_round_over() {
+            self.unlock_after_round(state);
+        }
     }
 
     /// Ends the round of a shard, unlocks it, and takes more shards if it is crowded.
@@ -272,11 +276,7 @@ impl<A: DeviceAllocator> Store<A> {
             let sizes = bytes..=self.classes.largest_for(bytes);
             record = state.take_in_range(key, &sizes, requested, &requester, statistics);
         }
-        if state.is_round_over() {
-            self.unlock_after_round(state);
-        } else {
-            drop(state);
-        }
+        self.unlock(state);
         let mut record = record?;
         record.requested = requested;
         record.uses_mut().restart(now);
