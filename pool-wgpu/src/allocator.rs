@@ -11,7 +11,7 @@ use crate::shared::{Shared, lost, now};
 use crate::staging::InFlight;
 use crate::textures::Textures;
 use crate::uploads::{FrameData, Uploads};
-use crate::view::{Bindable, Group, Usage, WgpuBlock, WgpuView};
+use crate::view::{Access, Bindable, Group, Usage, WgpuBlock, WgpuView};
 use crate::zeroing::ToZero;
 use pool_core::port::{MarkOf, Memory, Request, WholeBlocks, Zeroing};
 use pool_core::{DeviceAllocator, DeviceError, MIB, Why, ZeroPolicy};
@@ -464,7 +464,8 @@ impl WgpuAllocator {
         layout: &BindGroupLayout,
         views: &[(u32, &dyn Bindable)],
     ) -> Result<BindGroup, DeviceError> {
-        bind::group(Group { device: &self.clock, on: None }, &self.label, layout, views)
+        let of = Group { device: &self.clock, on: None, access: Access::Write };
+        bind::group(of, &self.label, layout, views)
     }
 
     /// Zeroes a range ahead of what `on` does with it.

@@ -2,7 +2,7 @@
 
 use crate::groups::Key;
 use crate::scope::Scope;
-use crate::view::{Bindable, Group};
+use crate::view::{Access, Bindable, Group};
 use pool_core::{DeviceError, Why};
 use wgpu::{BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, ErrorFilter};
 
@@ -64,7 +64,8 @@ impl Scope {
         resources: &[(u32, &dyn Bindable)],
     ) -> Result<BindGroup, DeviceError> {
         let on = self.stream();
-        group(Group { device: self.clock(), on: Some(&on) }, "bucketpool", layout, resources)
+        let of = Group { device: self.clock(), on: Some(&on), access: Access::Write };
+        group(of, "bucketpool", layout, resources)
     }
 }
 

@@ -3,8 +3,10 @@
 use crate::allocator::WgpuAllocator;
 use crate::moved::Move;
 use crate::scope::Scope;
+use crate::uploads::Uploads;
 use crate::view::sealed::Part as _;
 use crate::view::{Access, Usage};
+use bytemuck::NoUninit;
 use pool_core::{AllocError, BucketPool, DeviceError, PooledBuffer, Why};
 use std::fmt;
 use std::mem::replace;
@@ -113,6 +115,47 @@ impl GrowingBuffer {
         let old = replace(&mut self.buffer, larger);
         scope.move_later(old, &self.buffer, words)?;
         Ok(true)
+    }
+
+    /// Writes `elements` into it, from the one with the number `first` on, as [`Scope::upload_slice`] does. Room for
+    /// them is made before, as by [`GrowingBuffer::reserve`]; the program knows how many are valid. Returns
+    /// whether it took another block.
+    ///
+    /// # Errors
+    ///
+    /// As for [`GrowingBuffer::reserve`] and [`Scope::upload`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, MIB};
+    /// # use pool_wgpu::{GrowingBuffer, WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device.clone(), queue));
+    /// # let uploads = pool.allocator().uploads(64 * KIB, MIB);
+    /// let mut vertices = GrowingBuffer::new(&pool, KIB, wgpu::BufferUsages::VERTEX)?;
+    /// for count in [10, 500] {
+    ///     let mut scope = pool.allocator().scope();
+    ///     vertices.upload_slice(&mut scope, &uploads, 0, &vec![[0.0_f32; 4]; count])?;
+    ///     let lent = scope.lend(vertices.buffer())?; // for a pass that draws `count` vertices
+    ///     scope.submit_with(device.create_command_encoder(&Default::default()))?;
+    /// }
+    /// assert_eq!(vertices.capacity(), 500 * 16);
+    /// # }
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn upload_slice<T: NoUninit>(
+        &mut self,
+        scope: &mut Scope,
+        through: &Uploads,
+        first: u64,
+        elements: &[T],
+    ) -> Result<bool, AllocError> {
+        let end = first.saturating_add(elements.len() as u64);
+        let grew = self.reserve(scope, end.saturating_mul(size_of::<T>() as u64))?;
+        scope.upload_slice(through, &self.buffer, first, elements)?;
+        Ok(grew)
     }
 
     /// How many bytes it has.

@@ -47,6 +47,36 @@ pub struct WgpuView<'b> {
 #[derive(Clone, Copy, Debug)]
 pub struct Unpooled<'b>(pub &'b Buffer);
 
+/// A resource of a bind group that commands only read, as [`Scope::lend_to_read`](crate::Scope::lend_to_read) lends
+/// it: any number of open scopes may bind the buffer so. The layout must not let a shader write it.
+///
+/// ```
+/// # use pool_core::{BucketPool, KIB, Why};
+/// # use pool_wgpu::{ToRead, WgpuAllocator, wgpu};
+/// # #[cfg(feature = "noop")] {
+/// # let (device, queue) = wgpu::Device::noop(&Default::default());
+/// # let ty = wgpu::BufferBindingType::Storage { read_only: true };
+/// # let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+/// #     label: None,
+/// #     entries: &[wgpu::BindGroupLayoutEntry {
+/// #         binding: 0,
+/// #         visibility: wgpu::ShaderStages::COMPUTE,
+/// #         ty: wgpu::BindingType::Buffer { ty, has_dynamic_offset: false, min_binding_size: None },
+/// #         count: None,
+/// #     }],
+/// # });
+/// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+/// let lights = pool.allocate(KIB)?; // which both views read
+/// let (left, right) = (pool.allocator().scope(), pool.allocator().scope());
+/// let group = left.bind_group(&layout, &[(0, &ToRead(&lights))])?;
+/// assert_eq!(right.bind_group(&layout, &[(0, &ToRead(&lights))])?, group);
+/// assert_eq!(right.bind_group(&layout, &[(0, &lights)]).unwrap_err().why, Why::NotSubmitted);
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct ToRead<'b>(pub &'b dyn Bindable);
+
 /// A resource of a cached bind group ([`Scope::bind_group`](crate::Scope::bind_group)): a pooled buffer, a
 /// pooled texture, a piece of a slab, placed data, an [`Unpooled`] buffer, a texture view, a sampler, a part of a
 /// buffer, or an array of these ([`BindingArray`]).
@@ -142,6 +172,8 @@ pub struct Group<'g> {
     pub(crate) device: &'g Scopes,
     /// The scope whose commands use it; `None` where each resource is of a scope by itself.
     pub(crate) on: Option<&'g WgpuStream>,
+    /// What commands do with a pooled buffer.
+    pub(crate) access: Access,
 }
 
 /// What commands do with bytes.
@@ -209,6 +241,12 @@ impl sealed::Bound for BindingPart<'_> {
     }
 }
 
+impl sealed::Bound for ToRead<'_> {
+    fn bound(&self, of: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
+        self.0.bound(Group { access: Access::Read, ..of }, part)
+    }
+}
+
 impl sealed::Bound for BindingArray<'_> {
     fn bound(&self, of: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         whole(part)?;
@@ -266,6 +304,7 @@ impl Bindable for TextureView {}
 impl Bindable for Sampler {}
 impl Bindable for Unpooled<'_> {}
 impl Bindable for BindingPart<'_> {}
+impl Bindable for ToRead<'_> {}
 impl Bindable for BindingArray<'_> {}
 impl<'b, A: DeviceAllocator> Bindable for Use<'b, A> where A::View<'b>: Bindable {}
 impl BufferPart for WgpuView<'_> {}
@@ -622,6 +661,12 @@ fn value_of(bytes: u64) -> i64 {
 impl fmt::Debug for BindingPart<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BindingPart").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ToRead<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ToRead").finish_non_exhaustive()
     }
 }
 
