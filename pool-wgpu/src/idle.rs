@@ -2,6 +2,8 @@
 
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Weak};
 
 /// Textures or chunks that wait for an owner.
@@ -53,6 +55,65 @@ impl IdleMemory {
     /// Without the lock while they are asked.
     fn living(&self) -> Vec<Arc<dyn Spare>> {
         self.0.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// Things that wait for an owner, each of a kind, which is a number: they are found by their kinds, and the oldest
+/// goes first.
+pub(crate) struct Aged<T> {
+    /// By kind and age.
+    all: BTreeMap<(u64, u64), T>,
+    /// The kinds by age.
+    kinds: BTreeMap<u64, u64>,
+    last: u64,
+}
+
+/// Where one of them is.
+pub(crate) type Place = (u64, u64);
+
+impl<T> Aged<T> {
+    /// Adds a thing, which is the newest.
+    pub(crate) fn push(&mut self, kind: u64, thing: T) {
+        self.last += 1;
+        self.kinds.insert(self.last, kind);
+        self.all.insert((kind, self.last), thing);
+    }
+
+    /// Those of some kinds, the oldest of each first.
+    pub(crate) fn of(
+        &self,
+        kinds: RangeInclusive<u64>,
+    ) -> impl DoubleEndedIterator<Item = (Place, &T)> {
+        let (least, most) = kinds.into_inner();
+        let places = (least, 0)..=(most.max(least), u64::MAX);
+        self.all.range(places).map(|(place, thing)| (*place, thing)).filter(move |_| least <= most)
+    }
+
+    pub(crate) fn oldest(&self) -> Option<(Place, &T)> {
+        let (age, kind) = self.kinds.first_key_value()?;
+        let place = (*kind, *age);
+        self.all.get(&place).map(|thing| (place, thing))
+    }
+
+    pub(crate) fn remove(&mut self, place: Place) -> Option<T> {
+        self.kinds.remove(&place.1);
+        self.all.remove(&place)
+    }
+
+    /// Takes all of them.
+    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = T> + use<T> {
+        self.kinds.clear();
+        std::mem::take(&mut self.all).into_values()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+}
+
+impl<T> Default for Aged<T> {
+    fn default() -> Self {
+        Self { all: BTreeMap::new(), kinds: BTreeMap::new(), last: 0 }
     }
 }
 

@@ -2,20 +2,20 @@
 
 use crate::binding::{Binding, bytes_of};
 use crate::clock::Scopes;
-use crate::idle::Spare;
+use crate::idle::{Aged, Spare};
+use crate::looks::look;
 use crate::scope::Scope;
-use crate::shared::Shared;
 use crate::view::sealed::Bound;
 use crate::view::{Bindable, Group};
+use crate::viewed::{Kind, ViewedTexture, kind_of};
+use crate::written::hash_of;
 use parking_lot::Mutex;
 use pool_core::{DeviceError, MIB, StreamClock, Why};
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
-use wgpu::{
-    ErrorFilter, Texture, TextureDescriptor, TextureFormat, TextureView, TextureViewDescriptor,
-};
+use wgpu::{Texture, TextureDescriptor, TextureView, TextureViewDescriptor};
 
 /// Scopes that are opened after a texture became idle until it goes, unless the program says otherwise: a
 /// few frames.
@@ -72,17 +72,15 @@ struct TexturePool {
 
 #[derive(Default)]
 struct Kept {
-    /// The newest last.
-    idle: Vec<IdleTexture>,
+    /// By the numbers of their kinds.
+    idle: Aged<IdleTexture>,
     /// Bytes of those.
     bytes: u64,
     made: u64,
 }
 
 struct IdleTexture {
-    texture: Texture,
-    view: TextureView,
-    view_formats: Vec<TextureFormat>,
+    viewed: Arc<ViewedTexture>,
     /// The marks of the scopes whose commands may use it.
     after: Vec<u64>,
     /// The number of scopes that were opened when it became idle.
@@ -100,9 +98,7 @@ pub struct PooledTexture(Arc<LentTexture>);
 
 /// What all clones have.
 struct LentTexture {
-    texture: Texture,
-    view: TextureView,
-    view_formats: Vec<TextureFormat>,
+    viewed: Arc<ViewedTexture>,
     scope: u64,
     of: Arc<TexturePool>,
 }
@@ -186,21 +182,22 @@ impl Scope {
             return Err(DeviceError::new(Why::Foreign, "take a texture of another device"));
         }
         self.shared().living()?;
-        let mut taken = idle.take(self, descriptor);
-        while taken.as_ref().is_some_and(|(texture, _)| self.shared().is_texture_destroyed(texture))
+        let kind = kind_of(descriptor);
+        let mut taken = idle.take(self, &kind);
+        while taken.as_ref().is_some_and(|taken| self.shared().is_texture_destroyed(&taken.texture))
         {
-            taken = idle.take(self, descriptor);
+            taken = idle.take(self, &kind);
         }
-        let (texture, view) = if let Some(taken) = taken {
+        let viewed = if let Some(taken) = taken {
             taken
         } else {
-            let new = self.shared().make(|| create(self.shared(), descriptor))?;
+            let new = self.shared().make(|| ViewedTexture::new(self.shared(), descriptor))?;
             idle.textures.lock().made += 1;
-            new
+            Arc::new(new)
         };
-        let (view_formats, scope) = (descriptor.view_formats.to_vec(), self.stream().scope());
-        self.table().lend_texture(scope, &texture);
-        let lent = LentTexture { texture, view, view_formats, scope, of: idle.clone() };
+        let scope = self.stream().scope();
+        self.table().lend_texture(scope, &viewed.texture);
+        let lent = LentTexture { viewed, scope, of: idle.clone() };
         Ok(PooledTexture(Arc::new(lent)))
     }
 }
@@ -258,38 +255,33 @@ impl Scope {
         if !texture.0.of.clock.owns(&on) {
             return Err(DeviceError::new(Why::Foreign, "use a texture of another device"));
         }
-        self.table().lend_texture(on.scope(), &texture.0.texture);
+        self.table().lend_texture(on.scope(), &texture.0.viewed.texture);
         Ok(())
     }
 }
 
 impl TexturePool {
-    /// The newest idle texture that commands of the scope may use.
-    fn take(
-        &self,
-        scope: &Scope,
-        descriptor: &TextureDescriptor<'_>,
-    ) -> Option<(Texture, TextureView)> {
-        let (on, opened) = (scope.stream(), self.clock.open_scopes().opened());
+    /// The newest idle texture of a kind that commands of the scope may use.
+    fn take(&self, scope: &Scope, kind: &Kind) -> Option<Arc<ViewedTexture>> {
+        let on = scope.stream();
         let on = self.clock.reuse_of(&on).unwrap_or(on);
         let is_ready = |mark: &u64| self.clock.is_ordered(&on, *mark);
-        let (found, old) = {
-            let mut kept = self.textures.lock();
-            let serves =
-                |idle: &IdleTexture| idle.is_as(descriptor) && idle.after.iter().all(is_ready);
-            let at = kept.idle.iter().rposition(serves);
-            let found = at.map(|at| kept.idle.remove(at));
-            kept.bytes -= found.as_ref().map_or(0, |found| bytes_of(&found.texture));
-            (found, kept.old(opened, self))
+        let serves = |idle: &IdleTexture| {
+            look();
+            idle.viewed.kind == *kind && idle.after.iter().all(is_ready)
         };
-        self.let_go(old);
-        found.map(|IdleTexture { texture, view, .. }| (texture, view))
+        let number = hash_of(kind);
+        let mut kept = self.textures.lock();
+        let (place, _) = kept.idle.of(number..=number).rev().find(|(_, idle)| serves(idle))?;
+        let IdleTexture { viewed, .. } = kept.idle.remove(place)?;
+        kept.bytes -= bytes_of(&viewed.texture);
+        Some(viewed)
     }
 
     /// Drops textures, and the bind groups that keep them.
     fn let_go(&self, textures: Vec<IdleTexture>) {
-        for IdleTexture { texture, .. } in textures {
-            self.clock.shared().groups.lock().forget_texture(&texture);
+        for IdleTexture { viewed, .. } in textures {
+            self.clock.shared().groups.lock().forget_texture(&viewed.texture);
         }
     }
 }
@@ -299,8 +291,9 @@ impl Spare for TexturePool {
         let idle = {
             let mut kept = self.textures.lock();
             kept.bytes = 0;
-            std::mem::take(&mut kept.idle)
+            kept.idle.take_all()
         };
+        let idle: Vec<_> = idle.collect();
         let were_any = !idle.is_empty();
         self.let_go(idle);
         were_any
@@ -316,44 +309,16 @@ impl Kept {
     /// Removes what served none of the last scopes, and the oldest beyond what is kept.
     fn old(&mut self, opened: u64, of: &TexturePool) -> Vec<IdleTexture> {
         let (age, kept) = (of.age.load(Relaxed), of.kept_bytes.load(Relaxed));
-        let Self { idle, bytes, .. } = self;
-        let is_old = |idle: &IdleTexture| idle.since.saturating_add(age) < opened;
-        let goes = |idle: &mut IdleTexture| {
-            let goes = is_old(idle) || *bytes > kept;
-            *bytes -= if goes { bytes_of(&idle.texture) } else { 0 };
-            goes
-        };
-        idle.extract_if(.., goes).collect()
-    }
-}
-
-impl IdleTexture {
-    fn is_as(&self, descriptor: &TextureDescriptor<'_>) -> bool {
-        let texture = &self.texture;
-        texture.size() == descriptor.size
-            && texture.mip_level_count() == descriptor.mip_level_count
-            && texture.sample_count() == descriptor.sample_count
-            && texture.dimension() == descriptor.dimension
-            && texture.format() == descriptor.format
-            && texture.usage() == descriptor.usage
-            && self.view_formats == descriptor.view_formats
-    }
-}
-
-fn create(
-    shared: &Shared,
-    descriptor: &TextureDescriptor<'_>,
-) -> Result<(Texture, TextureView), DeviceError> {
-    let ((texture, invalid), out) = shared.refused(ErrorFilter::OutOfMemory, || {
-        shared.refused(ErrorFilter::Validation, || shared.device.create_texture(descriptor))
-    });
-    match (invalid, out) {
-        (false, false) => {
-            let view = texture.create_view(&TextureViewDescriptor::default());
-            Ok((texture, view))
+        let mut old = Vec::new();
+        while let Some((place, idle)) = self.idle.oldest()
+            && (idle.since.saturating_add(age) < opened || self.bytes > kept)
+            && let Some(idle) = self.idle.remove(place)
+        {
+            look();
+            self.bytes -= bytes_of(&idle.viewed.texture);
+            old.push(idle);
         }
-        (_, true) => Err(DeviceError::new(Why::OutOfMemory, "create_texture")),
-        (true, false) => Err(DeviceError::new(Why::Unsupported, "create_texture")),
+        old
     }
 }
 
@@ -361,16 +326,65 @@ impl PooledTexture {
     /// A view of all of it, the same each time that the texture serves: a bind group with it is cached.
     #[must_use]
     pub fn view(&self) -> &TextureView {
-        &self.0.view
+        &self.0.viewed.whole
+    }
+
+    /// A view as `descriptor` says but for the label, as of one mip or layer: the same each time that the texture
+    /// serves, as [`PooledTexture::view`]. Views of `Texture::create_view` are others each time, with bind
+    /// groups of their own.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] where wgpu refuses the descriptor, and [`Why::Lost`] if the device is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::Why;
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let allocator = WgpuAllocator::new(device, queue);
+    /// # let targets = allocator.textures();
+    /// # let descriptor = wgpu::TextureDescriptor {
+    /// #     label: None,
+    /// #     size: wgpu::Extent3d { width: 64, height: 64, depth_or_array_layers: 1 },
+    /// #     mip_level_count: 3,
+    /// #     sample_count: 1,
+    /// #     dimension: wgpu::TextureDimension::D2,
+    /// #     format: wgpu::TextureFormat::Rgba8Unorm,
+    /// #     usage: wgpu::TextureUsages::RENDER_ATTACHMENT,
+    /// #     view_formats: &[],
+    /// # };
+    /// let scope = allocator.scope();
+    /// let bloom = scope.take_texture(&targets, &descriptor)?; // three mips
+    /// let mip = |base_mip_level| wgpu::TextureViewDescriptor {
+    ///     base_mip_level,
+    ///     mip_level_count: Some(1),
+    ///     ..Default::default()
+    /// };
+    /// let half = bloom.view_of(&mip(1))?; // to draw to
+    /// assert_eq!(half, bloom.view_of(&mip(1))?);
+    /// assert_eq!(bloom.view_of(&mip(3)).unwrap_err().why, Why::Unsupported);
+    /// # }
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
+    pub fn view_of(
+        &self,
+        descriptor: &TextureViewDescriptor<'_>,
+    ) -> Result<TextureView, DeviceError> {
+        let shared = self.0.of.clock.shared();
+        shared.living()?;
+        self.0.viewed.view(shared, descriptor)
     }
 }
 
 impl Bound for PooledTexture {
     fn bound(&self, of: Group<'_>, part: Option<&Range<u64>>) -> Result<Binding, DeviceError> {
         of.is_of(&self.0.of.clock)?;
-        let view = self.0.view.bound(of, part)?;
+        let view = self.0.viewed.whole.bound(of, part)?;
         if let Some(on) = of.on {
-            self.0.of.clock.open_scopes().lend_texture(on.scope(), &self.0.texture);
+            self.0.of.clock.open_scopes().lend_texture(on.scope(), self);
         }
         Ok(view)
     }
@@ -381,27 +395,20 @@ impl Bindable for PooledTexture {}
 impl Deref for PooledTexture {
     type Target = Texture;
     fn deref(&self) -> &Texture {
-        &self.0.texture
+        &self.0.viewed.texture
     }
 }
 
 impl Drop for LentTexture {
     fn drop(&mut self) {
         let open = self.of.clock.open_scopes();
-        let after = open.marks_of_texture(self.scope, &self.texture);
-        let opened = open.opened();
-        let idle = IdleTexture {
-            texture: self.texture.clone(),
-            view: self.view.clone(),
-            view_formats: std::mem::take(&mut self.view_formats),
-            after,
-            since: opened,
-        };
+        let after = open.marks_of_texture(self.scope, &self.viewed.texture);
+        let (viewed, since) = (self.viewed.clone(), open.opened());
         let old = {
             let mut kept = self.of.textures.lock();
-            kept.bytes += bytes_of(&idle.texture);
-            kept.idle.push(idle);
-            kept.old(opened, &self.of)
+            kept.bytes += bytes_of(&viewed.texture);
+            kept.idle.push(hash_of(&viewed.kind), IdleTexture { viewed, after, since });
+            kept.old(since, &self.of)
         };
         self.of.let_go(old);
     }
@@ -415,6 +422,8 @@ impl fmt::Debug for Textures {
 
 impl fmt::Debug for PooledTexture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PooledTexture").field("texture", &self.0.texture).finish_non_exhaustive()
+        f.debug_struct("PooledTexture")
+            .field("texture", &self.0.viewed.texture)
+            .finish_non_exhaustive()
     }
 }
