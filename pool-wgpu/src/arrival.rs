@@ -4,6 +4,7 @@ use crate::shared::{Shared, lost};
 use parking_lot::{Condvar, Mutex};
 use pool_core::DeviceError;
 use std::collections::BTreeMap;
+use std::mem::take;
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::Duration;
@@ -41,12 +42,20 @@ pub(crate) struct Arrival {
     by: OnceLock<SubmissionIndex>,
 }
 
-/// The end that a callback holds. Its drop tells that the callback will never run.
-pub(crate) struct Tell(Arc<Arrival>);
+/// Mappings that have ended, by their numbers, until they are collected: so nobody looks at those that have not.
+#[derive(Default)]
+pub(crate) struct Ended(Mutex<Vec<(u64, Outcome)>>);
+
+/// The end that a callback holds. A drop without a call tells that the callback will never run.
+pub(crate) struct Tell {
+    arrival: Arc<Arrival>,
+    how: Outcome,
+    collected: Option<(Arc<Ended>, u64)>,
+}
 
 impl Arrival {
     pub(crate) fn tell(self: &Arc<Self>) -> Tell {
-        Tell(self.clone())
+        Tell { arrival: self.clone(), how: Outcome::NotSubmitted, collected: None }
     }
 
     pub(crate) fn outcome(&self) -> Option<Outcome> {
@@ -124,20 +133,36 @@ impl Arrival {
     fn end(&self, how: Outcome) {
         self.outcome.lock().get_or_insert(how);
         self.changed.notify_all();
-        let wakers = std::mem::take(&mut *self.wakers.lock());
+        let wakers = take(&mut *self.wakers.lock());
         wakers.into_values().for_each(Waker::wake);
     }
 }
 
+impl Ended {
+    /// Takes those that have ended since the last call.
+    pub(crate) fn collect(&self) -> Vec<(u64, Outcome)> {
+        take(&mut *self.0.lock())
+    }
+}
+
 impl Tell {
+    /// Its end is among `ended`, too, by this number, before anybody who waits for it goes on.
+    pub(crate) fn collected(mut self, ended: &Arc<Ended>, number: u64) -> Self {
+        self.collected = Some((ended.clone(), number));
+        self
+    }
+
     /// The callback was called.
-    pub(crate) fn mapped(&self, result: &Result<(), BufferAsyncError>) {
-        self.0.end(if result.is_ok() { Outcome::Mapped } else { Outcome::Refused });
+    pub(crate) fn mapped(mut self, result: &Result<(), BufferAsyncError>) {
+        self.how = if result.is_ok() { Outcome::Mapped } else { Outcome::Refused };
     }
 }
 
 impl Drop for Tell {
     fn drop(&mut self) {
-        self.0.end(Outcome::NotSubmitted); // unless it was told before
+        if let Some((ended, number)) = &self.collected {
+            ended.0.lock().push((*number, self.how));
+        }
+        self.arrival.end(self.how);
     }
 }

@@ -58,6 +58,7 @@ mod growing;
 mod idle;
 mod leaked;
 mod lend;
+mod looks;
 mod memory;
 mod moved;
 mod nonces;
@@ -77,6 +78,7 @@ mod textures;
 mod transfer;
 mod uploads;
 mod view;
+mod viewed;
 mod written;
 mod zeroing;
 
@@ -94,7 +96,7 @@ pub use textures::{PooledTexture, Textures};
 pub use transfer::WgpuArrival;
 pub use uploads::{FrameData, Placed, Uploads};
 pub use view::{
-    Bindable, BindingArray, BindingPart, BufferPart, Unpooled, Usage, WgpuBlock, WgpuView,
+    Bindable, BindingArray, BindingPart, BufferPart, ToRead, Unpooled, Usage, WgpuBlock, WgpuView,
 };
 
 /// The wgpu that this crate was built with.

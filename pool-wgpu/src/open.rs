@@ -1,11 +1,12 @@
 //! The table of open scopes: how far each is, what must be zeroed ahead of its commands, and
 //! whether its buffers may be in an encoder that the pool does not own.
 
+use crate::looks::look;
 use crate::moved::Move;
 use crate::shared::Shared;
 use crate::written::{Ranges, hash_of, hash_of_texture};
 use crate::zeroing::{Fill, Owed, ToZero, Zeroing};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Weak;
@@ -120,7 +121,7 @@ impl OpenScopes {
     /// Opens a scope: its number.
     pub(crate) fn open(&self) -> u64 {
         // Under the lock, so that no scope is counted as closed before it is in the table.
-        let mut scopes = self.scopes.lock();
+        let mut scopes = self.scopes();
         let scope = self.last.fetch_add(1, Relaxed) + 1;
         scopes.insert(scope, OpenScope::default());
         scope
@@ -142,7 +143,7 @@ impl OpenScopes {
     pub(crate) fn close(&self, scope: u64, shared: &Shared) {
         loop {
             let owed = {
-                let mut scopes = self.scopes.lock();
+                let mut scopes = self.scopes();
                 let Some(open) = scopes.get_mut(&scope) else { break };
                 open.zeroing.end_step(u64::MAX, false)
             };
@@ -157,7 +158,7 @@ impl OpenScopes {
     /// Closes a scope whose prologue was submitted, with all its zeroing.
     pub(crate) fn close_submitted(&self, scope: u64) {
         let closed = {
-            let mut scopes = self.scopes.lock();
+            let mut scopes = self.scopes();
             self.remove(&mut scopes, scope)
         };
         if closed.is_some() {
@@ -181,6 +182,11 @@ impl OpenScopes {
         }
     }
 
+    fn scopes(&self) -> MutexGuard<'_, BTreeMap<u64, OpenScope>> {
+        look();
+        self.scopes.lock()
+    }
+
     fn remove(&self, scopes: &mut BTreeMap<u64, OpenScope>, scope: u64) -> Option<OpenScope> {
         let closed = scopes.remove(&scope)?;
         self.keeping.fetch_sub(isize::from(closed.keeps_blocks()), Relaxed);
@@ -194,7 +200,7 @@ impl OpenScopes {
     /// Notes that a range must be zeroed ahead of the scope's present step. Gives it back with why
     /// not.
     pub(crate) fn add_zeroing(&self, scope: u64, to_zero: ToZero) -> Result<(), (ToZero, NotOpen)> {
-        match self.scopes.lock().get_mut(&scope) {
+        match self.scopes().get_mut(&scope) {
             Some(open) if open.yielded => Err((to_zero, NotOpen::Yielded)),
             Some(open) => {
                 open.zeroing.add(to_zero);
@@ -207,7 +213,7 @@ impl OpenScopes {
     /// Ends the present step for the submission of the scope: what the step owes. What commands of the program's
     /// own encoder fill stays.
     pub(crate) fn take_zeroing(&self, scope: u64) -> Owed {
-        let mut scopes = self.scopes.lock();
+        let mut scopes = self.scopes();
         let Some(open) = scopes.get_mut(&scope) else { return Owed::default() };
         open.zeroing.end_step(open.lent_encoder, open.keeps_blocks())
     }
@@ -215,7 +221,7 @@ impl OpenScopes {
     /// Returns what the prologue of a scope must zero. The scope takes no more work; its zeroing
     /// stays with it, in case that the prologue is never submitted.
     pub(crate) fn yield_zeroing(&self, scope: u64) -> Vec<ToZero> {
-        let mut scopes = self.scopes.lock();
+        let mut scopes = self.scopes();
         let Some(open) = scopes.get_mut(&scope) else { return Vec::new() };
         open.yielded = true;
         open.zeroing.ahead()
@@ -225,7 +231,7 @@ impl OpenScopes {
     /// where the scope's buffers may be in the program's own encoder.
     pub(crate) fn end_step(&self, scope: u64) -> Option<Owed> {
         // Under one lock, so that what another thread drops belongs to one of the steps.
-        let mut scopes = self.scopes.lock();
+        let mut scopes = self.scopes();
         let open = scopes.get_mut(&scope).filter(|open| !open.keeps_blocks())?;
         open.step = open.advance();
         Some(open.zeroing.end_step(open.lent_encoder, false))
@@ -235,7 +241,7 @@ impl OpenScopes {
     /// program's own encoder: that is submitted later.
     pub(crate) fn flushed(&self, scope: u64) {
         {
-            let mut scopes = self.scopes.lock();
+            let mut scopes = self.scopes();
             let Some(open) = scopes.get_mut(&scope).filter(|open| !open.keeps_blocks()) else {
                 return;
             };
@@ -298,7 +304,7 @@ impl OpenScopes {
     }
 
     fn change(&self, scope: u64, change: impl FnOnce(&mut OpenScope)) {
-        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+        if let Some(open) = self.scopes().get_mut(&scope) {
             self.keeping.fetch_add(open.change(change), Relaxed);
         }
     }
@@ -306,7 +312,7 @@ impl OpenScopes {
     /// The marks of the open scopes that began after `scope`, in each of which the program may have recorded
     /// what it drops.
     pub(crate) fn marks_since(&self, scope: u64) -> Vec<u64> {
-        let mut scopes = self.scopes.lock();
+        let mut scopes = self.scopes();
         let later = scopes.range_mut(scope + 1..);
         let (mut marks, mut more) = (Vec::new(), 0);
         for (scope, open) in later {
@@ -323,7 +329,7 @@ impl OpenScopes {
     pub(crate) fn marks_of_texture(&self, own: u64, texture: &Texture) -> Vec<u64> {
         let texture = hash_of_texture(texture);
         let (mut marks, may_have_ended) = {
-            let scopes = self.scopes.lock();
+            let scopes = self.scopes();
             let uses =
                 |scope: u64, open: &OpenScope| scope == own || open.textures.contains(&texture);
             let used = scopes.iter().filter(|(scope, open)| uses(**scope, open));
@@ -345,38 +351,43 @@ impl OpenScopes {
 
     fn is_so(&self, scope: u64, is: impl FnOnce(&OpenScope) -> bool) -> bool {
         // A scope is lent by the threads that use it, and they see that.
-        self.keeping.load(Relaxed) > 0 && self.scopes.lock().get(&scope).is_some_and(is)
+        self.keeping.load(Relaxed) > 0 && self.scopes().get(&scope).is_some_and(is)
     }
 
     /// How many ranges were added to the scope's zeroing.
     pub(crate) fn count_zeroing(&self, scope: u64) -> u64 {
-        self.scopes.lock().get(&scope).map_or(0, |open| open.zeroing.count())
+        self.scopes().get(&scope).map_or(0, |open| open.zeroing.count())
     }
 
     /// The program fills these bytes, which were taken after so many ranges were added ([`Zeroing::promise`]).
     pub(crate) fn promise(&self, scope: u64, count: u64, buffer: &Buffer, bytes: &Range<u64>) {
-        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+        if let Some(open) = self.scopes().get_mut(&scope) {
             open.zeroing.promise(count, buffer, bytes, open.lent_encoder);
         }
     }
 
     /// An upload or a copy of the scope fills these bytes ([`Zeroing::fill`]).
     pub(crate) fn fill(&self, scope: u64, buffer: &Buffer, bytes: &Range<u64>, fill: Fill) {
-        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+        if let Some(open) = self.scopes().get_mut(&scope) {
             open.zeroing.fill(buffer, bytes, fill);
         }
     }
 
+    /// How many bytes from `at` on are zeroed ahead of the scope's present step, with some right before.
+    pub(crate) fn zeroed_behind(&self, scope: u64, buffer: &Buffer, at: u64) -> u64 {
+        self.scopes().get(&scope).map_or(0, |open| open.zeroing.behind(buffer, at))
+    }
+
     /// A copy of the scope is made in any case.
     pub(crate) fn add_move(&self, scope: u64, moved: Move) {
-        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+        if let Some(open) = self.scopes().get_mut(&scope) {
             open.zeroing.add_move(moved);
         }
     }
 
     /// Parts of a scope that was handed over were submitted: its prologue, the program's commands.
     pub(crate) fn parts_ran(&self, scope: u64, (prologue, commands): (bool, bool)) {
-        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+        if let Some(open) = self.scopes().get_mut(&scope) {
             if prologue {
                 open.zeroing.ahead_ran();
             }
@@ -388,36 +399,36 @@ impl OpenScopes {
 
     /// Takes the zeroing of a buffer that leaves its pool, where the scope has no step that did not run.
     pub(crate) fn take_zeroing_of(&self, buffer: &Buffer) -> Vec<ToZero> {
-        let mut scopes = self.scopes.lock();
+        let mut scopes = self.scopes();
         let new = scopes.values_mut().filter(|open| open.step == open.flushed && !open.yielded);
         new.flat_map(|open| open.zeroing.take_of(buffer)).collect()
     }
 
     /// Whether the encoder of the scope was lent.
     pub(crate) fn has_recorded(&self, scope: u64) -> bool {
-        self.scopes.lock().get(&scope).is_some_and(|open| open.recorded)
+        self.scopes().get(&scope).is_some_and(|open| open.recorded)
     }
 
     pub(crate) fn takes_work(&self, scope: u64) -> bool {
-        self.scopes.lock().get(&scope).is_some_and(|open| !open.yielded)
+        self.scopes().get(&scope).is_some_and(|open| !open.yielded)
     }
 
     pub(crate) fn is_yielded(&self, scope: u64) -> bool {
-        self.scopes.lock().get(&scope).is_some_and(|open| open.yielded)
+        self.scopes().get(&scope).is_some_and(|open| open.yielded)
     }
 
     pub(crate) fn any_yielded(&self) -> bool {
-        self.scopes.lock().values().any(|open| open.yielded)
+        self.scopes().values().any(|open| open.yielded)
     }
 
     /// Whether a scope that was opened was submitted or dropped.
     pub(crate) fn is_closed(&self, scope: u64) -> bool {
-        self.is_old(scope) || !self.scopes.lock().contains_key(&scope)
+        self.is_old(scope) || !self.scopes().contains_key(&scope)
     }
 
     /// Whether the program may take a scope for submitted: it is, or was handed over.
     pub(crate) fn may_have_ended(&self, scope: u64) -> bool {
-        self.is_old(scope) || self.scopes.lock().get(&scope).is_none_or(|open| open.yielded)
+        self.is_old(scope) || self.scopes().get(&scope).is_none_or(|open| open.yielded)
     }
 
     /// Whether a scope and all scopes before it are closed. Takes no lock.
@@ -441,7 +452,7 @@ impl OpenScopes {
 
     /// Asks a scope, if it is open. Else it is so.
     fn asks(&self, scope: u64, is: impl FnOnce(&OpenScope) -> bool) -> bool {
-        self.is_old(scope) || self.scopes.lock().get(&scope).is_none_or(is)
+        self.is_old(scope) || self.scopes().get(&scope).is_none_or(is)
     }
 
     /// The mark of the present point.
@@ -451,12 +462,12 @@ impl OpenScopes {
         }
         let point = match self.is_old(scope) {
             true => LAST_POINT,
-            false => self.scopes.lock().get(&scope).map_or(LAST_POINT, |open| open.at),
+            false => self.scopes().get(&scope).map_or(LAST_POINT, |open| open.at),
         };
         scope << POINT_BITS | point
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.scopes.lock().len()
+        self.scopes().len()
     }
 }

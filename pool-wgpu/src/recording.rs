@@ -1,5 +1,7 @@
 //! The commands that a scope has recorded: copies of uploads, an encoder, and the steps before.
 
+use crate::looks::look;
+use crate::moved::Move;
 use crate::shared::Shared;
 use crate::staging::{Chunk, Staging};
 use crate::written::{Ranges, hash_of};
@@ -28,6 +30,8 @@ pub(crate) struct Recording {
     read: Ranges,
     /// Staging memory that copies read, and placed data.
     chunks: Vec<Chunk>,
+    /// Which of them is the last of each staging memory, of which there are few.
+    last_chunks: Vec<usize>,
     /// The buffers of the chunks, also once those are unmapped: copies know them by their numbers.
     buffers: Vec<Buffer>,
 }
@@ -116,20 +120,30 @@ impl Recording {
         bytes: u64,
         alignment: u64,
     ) -> Result<usize, DeviceError> {
-        let last = self.chunks.iter().rposition(|chunk| chunk.is_of(of));
+        let last = self.last_chunk(of);
         if let Some(last) = last.filter(|last| self.chunks[*last].has_room(bytes, alignment)) {
             return Ok(last);
         }
         let chunk = of.chunk(bytes)?;
         self.buffers.push(chunk.buffer.clone());
         self.chunks.push(chunk);
-        Ok(self.chunks.len() - 1)
+        let new = self.chunks.len() - 1;
+        self.last_chunks.retain(|before| last != Some(*before));
+        self.last_chunks.push(new);
+        Ok(new)
+    }
+
+    fn last_chunk(&self, of: &Arc<Staging>) -> Option<usize> {
+        self.last_chunks.iter().copied().find(|last| {
+            look();
+            self.chunks[*last].is_of(of)
+        })
     }
 
     /// Whether the last chunk of this staging memory takes that many bytes more; or there is none.
     pub(crate) fn has_room(&self, of: &Arc<Staging>, bytes: u64, alignment: u64) -> bool {
-        let last = self.chunks.iter().rev().find(|chunk| chunk.is_of(of));
-        last.is_none_or(|chunk| chunk.has_room(bytes, alignment))
+        let last = self.last_chunk(of);
+        last.is_none_or(|last| self.chunks[last].has_room(bytes, alignment))
     }
 
     pub(crate) fn chunk_mut(&mut self, number: usize) -> &mut Chunk {
@@ -138,6 +152,7 @@ impl Recording {
 
     /// All chunks, for the submission. All copies are recorded.
     pub(crate) fn take_chunks(&mut self) -> Vec<Chunk> {
+        self.last_chunks.clear();
         std::mem::take(&mut self.chunks)
     }
 
@@ -268,7 +283,7 @@ impl Recording {
 
     /// Submits all steps together. What wgpu refuses, it refuses as a whole and runs nothing of it. Zeroing and
     /// copies must be done whatever the program has recorded: they are made again then, without the
-    /// commands, and each copy by itself, so that what was destroyed takes no other with it.
+    /// commands, and what was destroyed takes no other with it.
     pub(crate) fn submit(&mut self, shared: &Shared) -> Submitted {
         let buffers = std::mem::take(&mut self.buffers);
         let (mut together, mut has_commands) = (Vec::new(), false);
@@ -288,12 +303,8 @@ impl Recording {
         for Step { owed, copies, .. } in steps {
             shared.zero_now(&owed.ahead);
             shared.zero_now(&owed.filled);
-            for copy in copies {
-                accepted &= shared.run_alone(|encoder| copy.record(&buffers, encoder));
-            }
-            for moved in owed.moves.iter().filter(|moved| !moved.is_ahead) {
-                shared.run_alone(|encoder| moved.record(encoder));
-            }
+            accepted &= shared.run_all(&copies, |copy, encoder| copy.record(&buffers, encoder));
+            shared.run_all(owed.moves.iter().filter(|moved| !moved.is_ahead), Move::record);
         }
         Submitted { index: shared.submit([]).0, accepted }
     }
@@ -327,6 +338,7 @@ fn record(
 
 impl Copy {
     fn record(&self, chunks: &[Buffer], encoder: &mut CommandEncoder) {
+        look();
         match self {
             Self::Upload(Upload { from, start, to, at, bytes }) => {
                 encoder.copy_buffer_to_buffer(&chunks[*from], *start, to, *at, *bytes);

@@ -4,6 +4,8 @@
 use crate::groups::Groups;
 use crate::idle::IdleMemory;
 use crate::leaked::LeakedClones;
+use crate::looks::look;
+use crate::moved::Move;
 use crate::zeroing::{Owed, ToZero};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
@@ -143,6 +145,7 @@ impl Shared {
     /// Lets wgpu run the callbacks that are ready, unless the program polls itself.
     pub(crate) fn poll(&self) {
         if self.polls.load(Relaxed) {
+            look();
             // A lost device is told by the next call.
             let _ = self.device.poll(PollType::Poll);
         }
@@ -312,6 +315,7 @@ impl Shared {
         filter: ErrorFilter,
         call: impl FnOnce() -> T,
     ) -> (T, Option<wgpu::Error>) {
+        look();
         if cfg!(target_family = "wasm") {
             return (call(), None);
         }
@@ -348,9 +352,27 @@ impl Shared {
         for to_zero in [ahead, filled, written] {
             self.zero_now(to_zero);
         }
-        for moved in moves {
-            self.run_alone(|encoder| moved.record(encoder));
+        self.run_all(moves, Move::record);
+    }
+
+    /// Submits commands by themselves: together, or where wgpu refuses that, one after the other, so that what was
+    /// destroyed takes no other with it. Returns whether all ran.
+    pub(crate) fn run_all<'o, T: 'o>(
+        &self,
+        all: impl IntoIterator<Item = &'o T, IntoIter: Clone>,
+        record: impl Fn(&T, &mut CommandEncoder),
+    ) -> bool {
+        let all = all.into_iter();
+        if all.clone().next().is_none()
+            || self.run_alone(|encoder| all.clone().for_each(|one| record(one, encoder)))
+        {
+            return true;
         }
+        let mut ran = true;
+        for one in all {
+            ran &= self.run_alone(|encoder| record(one, encoder));
+        }
+        ran
     }
 
     fn zero_together<'z>(&self, to_zero: impl IntoIterator<Item = &'z ToZero>) -> bool {

@@ -1,13 +1,14 @@
 //! Staging memory: chunks that are mapped when they are at rest, so that writing to one is a copy
 //! by the CPU and nothing else.
 
-use crate::arrival::{Arrival, Outcome};
-use crate::idle::Spare;
+use crate::arrival::{Arrival, Ended, Outcome, Tell};
+use crate::idle::{Aged, Spare};
+use crate::looks::look;
 use crate::shared::Shared;
 use parking_lot::Mutex;
 use pool_core::port::Limit;
 use pool_core::{DeviceError, Why};
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -55,15 +56,19 @@ pub(crate) struct Staging {
     /// Bytes that were mapped to be written.
     mapped_bytes: AtomicU64,
     chunks: Mutex<Resting>,
+    /// Those at work whose mapping has ended.
+    ended: Arc<Ended>,
 }
 
 /// Chunks that no scope has.
 #[derive(Default)]
 struct Resting {
-    /// Those that the device uses, the oldest first, and how their mapping ends.
-    at_work: Vec<(Buffer, Arc<Arrival>)>,
-    /// Those that are mapped, the oldest first.
-    at_rest: VecDeque<Buffer>,
+    /// Those that the device uses, by a number, the oldest first, and how their mapping ends.
+    at_work: BTreeMap<u64, (Buffer, Arc<Arrival>)>,
+    /// The last number.
+    last: u64,
+    /// Those that are mapped, by their sizes.
+    at_rest: Aged<Buffer>,
     /// Bytes of those.
     bytes_there: u64,
 }
@@ -89,25 +94,36 @@ pub(crate) struct Unmapped {
 impl Resting {
     fn rest(&mut self, chunk: Buffer) {
         self.bytes_there += chunk.size();
-        self.at_rest.push_back(chunk);
+        self.at_rest.push(chunk.size(), chunk);
     }
 
-    /// Takes the smallest chunk of these sizes. Most are of `usual` bytes, and none that fits is smaller than
-    /// the first of those.
-    fn take(&mut self, bytes: u64, usual: u64, room: u64) -> Option<Buffer> {
-        let mut best: Option<(usize, u64)> = None;
-        for (at, chunk) in self.at_rest.iter().enumerate() {
-            let size = chunk.size();
-            if (bytes..=room).contains(&size) && best.is_none_or(|(_, least)| size < least) {
-                best = Some((at, size));
-                if size == usual {
-                    break;
-                }
-            }
-        }
-        let chunk = self.at_rest.remove(best?.0)?;
+    /// Takes the smallest chunk of these sizes.
+    fn take(&mut self, bytes: u64, room: u64) -> Option<Buffer> {
+        look();
+        let (place, _) = self.at_rest.of(bytes..=room).next()?;
+        let chunk = self.at_rest.remove(place)?;
         self.bytes_there -= chunk.size();
         Some(chunk)
+    }
+
+    /// Takes the oldest chunk if there are more than so many bytes.
+    fn take_beyond(&mut self, kept: u64) -> Option<Buffer> {
+        let (place, _) = self.at_rest.oldest().filter(|_| self.bytes_there > kept)?;
+        let chunk = self.at_rest.remove(place)?;
+        self.bytes_there -= chunk.size();
+        Some(chunk)
+    }
+
+    /// Adds a chunk that the device uses until its mapping ends, which `map` asks for.
+    fn work(
+        &mut self,
+        (chunk, arrival): (Buffer, Arc<Arrival>),
+        ended: &Arc<Ended>,
+        map: impl FnOnce(&Buffer, Tell),
+    ) {
+        self.last += 1;
+        map(&chunk, arrival.tell().collected(ended, self.last));
+        self.at_work.insert(self.last, (chunk, arrival));
     }
 }
 
@@ -121,7 +137,7 @@ impl Staging {
     ) -> Arc<Self> {
         let (bound, usages) = (usages.is_some(), usages.unwrap_or(BufferUsages::COPY_SRC));
         let (bytes, mapped_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        let chunks = Mutex::default();
+        let (chunks, ended) = (Mutex::default(), Arc::default());
         let most = shared.limits.max_buffer_size / MAP_ALIGNMENT * MAP_ALIGNMENT;
         let chunk_bytes = chunk_bytes.min(most).next_multiple_of(MAP_ALIGNMENT).max(MAP_ALIGNMENT);
         let staging = Arc::new(Self {
@@ -134,6 +150,7 @@ impl Staging {
             bytes,
             mapped_bytes,
             chunks,
+            ended,
         });
         let of_all: Weak<Self> = Arc::downgrade(&staging);
         staging.shared.idle.add(of_all);
@@ -146,6 +163,12 @@ impl Staging {
         self.take_in(&mut chunks);
         self.trim(&mut chunks);
         self.bytes.load(Relaxed)
+    }
+
+    /// Whether an upload may take so many bytes of staging memory where fewer do: none are too many in flight, and
+    /// no chunk becomes larger for it.
+    pub(crate) fn may_take(&self, bytes: u64) -> bool {
+        self.in_flight == InFlight::Unbounded && bytes <= self.chunk_bytes
     }
 
     pub(crate) fn mapped_bytes(&self) -> u64 {
@@ -173,7 +196,7 @@ impl Staging {
         let mut chunks = self.chunks.lock();
         self.take_in(&mut chunks);
         let room = self.in_flight.most() - self.in_flight_bytes(&chunks).min(self.in_flight.most());
-        let best = chunks.take(bytes, self.chunk_bytes, room);
+        let best = chunks.take(bytes, room);
         self.trim(&mut chunks);
         best
     }
@@ -236,8 +259,9 @@ impl Staging {
         let oldest = {
             let mut chunks = self.chunks.lock();
             self.take_in(&mut chunks);
-            let submitted = chunks.at_work.iter().find(|(_, arrival)| arrival.is_submitted());
-            submitted.or(chunks.at_work.first()).map(|(_, arrival)| arrival.clone())
+            let arrivals =
+                || chunks.at_work.values().map(|(_, arrival)| arrival).inspect(|_| look());
+            arrivals().find(|arrival| arrival.is_submitted()).or(arrivals().next()).cloned()
         };
         match oldest {
             Some(arrival) => Ok(arrival.wait_for_device(&self.shared, false)?.is_some()),
@@ -258,36 +282,33 @@ impl Staging {
         })
     }
 
-    /// Takes in the chunks whose callbacks came.
+    /// Takes in the chunks whose mapping has ended.
     fn take_in(&self, chunks: &mut Resting) {
-        let came = |(_, arrival): &mut (_, Arc<Arrival>)| arrival.outcome().is_some();
-        let came: Vec<_> = chunks.at_work.extract_if(.., came).collect();
-        for (chunk, arrival) in came {
-            match arrival.outcome() {
-                Some(Outcome::Mapped) => chunks.rest(chunk),
-                Some(Outcome::NotSubmitted) => Self::map_again(chunks, chunk, None),
-                Some(Outcome::Refused) | None => self.forget(&chunk),
+        for (number, how) in self.ended.collect() {
+            look();
+            let Some((chunk, _)) = chunks.at_work.remove(&number) else { continue };
+            match how {
+                Outcome::Mapped => chunks.rest(chunk),
+                Outcome::NotSubmitted => self.map_again(chunks, chunk, None),
+                Outcome::Refused => self.forget(&chunk),
             }
         }
     }
 
     /// Asks for a chunk to be mapped. `by` is the submission that uses it, if there is one.
-    fn map_again(chunks: &mut Resting, chunk: Buffer, by: Option<&SubmissionIndex>) {
+    fn map_again(&self, chunks: &mut Resting, chunk: Buffer, by: Option<&SubmissionIndex>) {
         let arrival = Arc::<Arrival>::default();
         if let Some(by) = by {
             arrival.submitted(by);
         }
-        let tell = arrival.tell();
-        chunk.map_async(MapMode::Write, .., move |mapped| tell.mapped(&mapped));
-        chunks.at_work.push((chunk, arrival));
+        chunks.work((chunk, arrival), &self.ended, |chunk, tell| {
+            chunk.map_async(MapMode::Write, .., move |mapped| tell.mapped(&mapped));
+        });
     }
 
     /// Lets the oldest go beyond what is kept.
     fn trim(&self, chunks: &mut Resting) {
-        while chunks.bytes_there > self.kept_bytes
-            && let Some(oldest) = chunks.at_rest.pop_front()
-        {
-            chunks.bytes_there -= oldest.size();
+        while let Some(oldest) = chunks.take_beyond(self.kept_bytes) {
             self.forget(&oldest);
         }
     }
@@ -313,19 +334,15 @@ impl Spare for Staging {
         let mut chunks = self.chunks.lock();
         self.take_in(&mut chunks);
         chunks.bytes_there = 0;
-        let at_rest = std::mem::take(&mut chunks.at_rest);
-        for chunk in &at_rest {
-            self.forget(chunk);
-        }
-        !at_rest.is_empty()
+        chunks.at_rest.take_all().inspect(|chunk| self.forget(chunk)).count() > 0
     }
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        let Resting { at_work, at_rest, .. } = std::mem::take(self.chunks.get_mut());
-        let at_work = at_work.into_iter().map(|(chunk, _)| chunk);
-        at_work.chain(at_rest).for_each(|chunk| self.forget(&chunk));
+        let Resting { at_work, mut at_rest, .. } = std::mem::take(self.chunks.get_mut());
+        let at_work = at_work.into_values().map(|(chunk, _)| chunk);
+        at_work.chain(at_rest.take_all()).for_each(|chunk| self.forget(&chunk));
     }
 }
 
@@ -415,18 +432,17 @@ impl Unmapped {
         if let Some(buffer) = self.take() {
             let mut chunks = self.of.chunks.lock();
             self.of.take_in(&mut chunks);
-            Staging::map_again(&mut chunks, buffer, by);
+            self.of.map_again(&mut chunks, buffer, by);
         }
     }
 
     /// At rest once these commands were submitted and are done.
     pub(crate) fn map_after(mut self, commands: &CommandEncoder) {
         let Some(buffer) = self.take() else { return };
-        let arrival = Arc::<Arrival>::default();
-        let tell = arrival.tell();
-        let end = move |mapped: Result<(), BufferAsyncError>| tell.mapped(&mapped);
-        commands.map_buffer_on_submit(&buffer, MapMode::Write, .., end);
-        self.of.chunks.lock().at_work.push((buffer, arrival));
+        self.of.chunks.lock().work((buffer, Arc::default()), &self.of.ended, |chunk, tell| {
+            let end = move |mapped: Result<(), BufferAsyncError>| tell.mapped(&mapped);
+            commands.map_buffer_on_submit(chunk, MapMode::Write, .., end);
+        });
     }
 }
 

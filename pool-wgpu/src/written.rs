@@ -1,5 +1,6 @@
 //! Which bytes of which buffers: what was lent, and what was uploaded.
 
+use crate::looks::look;
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
@@ -54,10 +55,12 @@ impl Hasher for Numbers {
 impl Ranges {
     /// Adds a range. One of no bytes counts as its first byte.
     pub(crate) fn add(&mut self, of: u64, bytes: &Range<u64>) {
+        look();
         let (mut at, mut end) = (bytes.start, bytes.end.max(bytes.start + 1));
         while let Some((&key, &last)) = self.0.range((of, 0)..=(of, end)).next_back()
             && last >= at
         {
+            look();
             if key.1 <= at && last >= end {
                 return; // it is there
             }
@@ -69,6 +72,7 @@ impl Ranges {
 
     /// Whether some of these bytes are in it.
     pub(crate) fn has(&self, of: u64, bytes: &Range<u64>) -> bool {
+        look();
         let before = self.0.range((of, 0)..(of, bytes.end)).next_back();
         before.is_some_and(|(_, end)| *end > bytes.start)
     }

@@ -176,7 +176,10 @@ impl Scope {
         filling.add_word(commands, word);
         let (chunk, word) = (filling.chunk.clone(), Some(word));
         let back = ReadBack { number: number(), chunk, at: 0, bytes, rows: None, word };
-        self.reads_elsewhere.insert(0, filling); // the last is the one that others share
+        // The last is the one that others share.
+        let shared = self.reads_elsewhere.pop();
+        self.reads_elsewhere.push(filling);
+        self.reads_elsewhere.extend(shared);
         Ok((back, buffer))
     }
 
