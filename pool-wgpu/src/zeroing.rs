@@ -1,6 +1,7 @@
 //! What a scope owes to the next owner of its memory: ranges that it zeroes ahead of its commands, and ranges
 //! that these fill, which it zeroes only where they do not run.
 
+use crate::looks::look;
 use crate::moved::Move;
 use crate::written::hash_of;
 use std::collections::BTreeMap;
@@ -97,6 +98,7 @@ impl RangesToZero {
         if zero.bytes.is_empty() {
             return;
         }
+        look();
         match self.0.entry((hash_of(&zero.buffer), zero.bytes.start)) {
             Entry::Vacant(none) => {
                 none.insert((zero, number));
@@ -110,6 +112,7 @@ impl RangesToZero {
 
     /// Takes the range that begins here, if its number is this or a later one.
     fn take(&mut self, buffer: &Buffer, start: u64, number: u64) -> Option<ToZero> {
+        look();
         let key = (hash_of(buffer), start);
         let (zero, added) = self.0.get(&key)?;
         let is_it = zero.is_of(buffer) && *added >= number;
@@ -123,6 +126,7 @@ impl RangesToZero {
         while let Some((&key, (zero, _))) = self.0.range((of, 0)..(of, bytes.end)).next_back()
             && zero.bytes.end > bytes.start
         {
+            look();
             let there = zero.bytes.clone();
             let inner = there.start.max(bytes.start)..there.end.min(bytes.end);
             if !splits && there.start < inner.start && inner.end < there.end {
@@ -184,6 +188,14 @@ impl Zeroing {
         if fill == Fill::First {
             self.written.extend(self.ahead.cut(buffer, bytes, false));
         }
+    }
+
+    /// How many bytes from `at` on are zeroed ahead of the step, with some right before.
+    pub(crate) fn behind(&self, buffer: &Buffer, at: u64) -> u64 {
+        look();
+        let of = hash_of(buffer);
+        let last = self.ahead.0.range((of, 0)..(of, at)).next_back();
+        last.map_or(0, |(_, (zero, _))| zero.bytes.end.saturating_sub(at))
     }
 
     /// A copy of the step is made in any case.
@@ -288,6 +300,21 @@ mod tests {
             let owed = [ahead, filled, written].concat();
             let owed: u64 = bytes_of(&owed).iter().map(|(a, b)| b - a).sum();
             assert_eq!(owed, 1024 + 512, "{case}: nothing is lost if nothing ran");
+        }
+    }
+
+    #[test]
+    fn what_is_behind_is_of_the_same_range() {
+        let [buffer, other] = buffers();
+        let mut zeroing = Zeroing::default();
+        zeroing.add(ToZero::new(&buffer, 256..512));
+        zeroing.add(ToZero::new(&buffer, 512..768)); // another piece
+        for (at, behind) in [(256, 0), (260, 252), (512, 0), (516, 252), (768, 0), (1000, 0)] {
+            assert_eq!(
+                (zeroing.behind(&buffer, at), zeroing.behind(&other, at)),
+                (behind, 0),
+                "{at}"
+            );
         }
     }
 

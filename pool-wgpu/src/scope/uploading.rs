@@ -5,10 +5,13 @@ use crate::staging::Staging;
 use crate::uploads::{FrameData, Placed, Uploads};
 use crate::view::{Access, BufferPart, Place};
 use bytemuck::NoUninit;
-use pool_core::{DeviceError, Why};
+use pool_core::{DeviceError, KIB, Why};
 use std::ops::Range;
 use std::sync::Arc;
 use wgpu::{Buffer, BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder, WriteOnly};
+
+/// Bytes that an upload zeroes behind its own, at most: a copy of more costs what a clear does.
+const MOST_PADDING: u64 = 4 * KIB;
 
 impl Scope {
     /// Writes `data` into a buffer in the order of this scope: a copy by the CPU into staging
@@ -161,10 +164,32 @@ impl Scope {
         }
         let alignment = COPY_BUFFER_ALIGNMENT;
         self.make_room(through, bytes, alignment)?;
-        let (chunk, start, written) = self.stage(&through.0, bytes, alignment, write)?;
-        self.recording.upload((chunk, start), (place.buffer, at), bytes);
-        self.fill_ahead(place.buffer, &range);
+        let staged = bytes + self.padding(through, place, &range);
+        let write = |memory: WriteOnly<'_, [u8]>| {
+            let (data, mut padding) = memory.split_at(inside(bytes));
+            padding.fill(0);
+            write(data)
+        };
+        let (chunk, start, written) = self.stage(&through.0, staged, alignment, write)?;
+        self.recording.upload((chunk, start), (place.buffer, at), staged);
+        self.fill_ahead(place.buffer, &(at..at + staged));
         Ok(written)
+    }
+
+    /// How many bytes right behind an upload it zeroes itself: the rest of a block behind the request, where that is
+    /// short and would cost a clear ahead of the commands.
+    fn padding(&self, through: &Uploads, place: &Place<'_>, range: &Range<u64>) -> u64 {
+        let end = (place.offset + place.bytes).next_multiple_of(COPY_BUFFER_ALIGNMENT);
+        if range.end != end || end >= place.buffer.size() || !self.is_ahead() {
+            return 0;
+        }
+        let padding = self.table().zeroed_behind(self.id, place.buffer, end);
+        let staged = end - range.start + padding;
+        let may_take = padding <= MOST_PADDING && through.0.may_take(staged);
+        match may_take && self.recording.has_room(&through.0, staged, COPY_BUFFER_ALIGNMENT) {
+            true => padding,
+            false => 0,
+        }
     }
 
     /// Writes `data` into a buffer between commands of the program, as `StagingBelt::write_buffer` does:
@@ -376,6 +401,11 @@ fn offset_of<T>(first: u64) -> u64 {
     first.saturating_mul(size_of::<T>() as u64).min(u64::MAX - 3)
 }
 
+/// A length in mapped memory, which has it.
+fn inside(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
 /// Where an upload comes to lie in its buffer.
 fn may_upload(place: &Place<'_>, offset: u64, bytes: u64) -> Result<Range<u64>, DeviceError> {
     let (at, end) = place.range(BufferUsages::COPY_DST, offset, bytes, "upload")?;
@@ -387,4 +417,43 @@ fn fill(memory: WriteOnly<'_, [u8]>, data: &[u8]) {
     let (mut whole, mut rest) = memory.split_at(data.len());
     whole.copy_from_slice(data);
     rest.fill(0);
+}
+
+#[cfg(all(test, feature = "noop"))]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::MOST_PADDING;
+    use crate::{InFlight, WgpuAllocator};
+    use pool_core::{BucketPolicy, BucketPool, KIB, MIB};
+
+    /// How many clears a frame owes that uploads to these parts of a request, of a block that another one had.
+    fn clears(uploads: InFlight, bytes: u64, parts: &[(u64, usize)]) -> usize {
+        let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
+        let device = WgpuAllocator::new(device, queue);
+        let uploads = device.bounded_uploads(64 * KIB, MIB, uploads);
+        let policy = BucketPolicy::PowerOfTwo;
+        let pool = BucketPool::builder(device.clone()).policy(policy).build();
+        drop(pool.allocate(bytes).unwrap());
+        let mut scope = device.scope();
+        let buffer = scope.take(&pool, bytes).unwrap();
+        assert_eq!(pool.stats().hits, 1);
+        for (at, bytes) in parts {
+            scope.upload(&uploads, &buffer, *at, &vec![1; *bytes]).unwrap();
+        }
+        scope.table().yield_zeroing(scope.id).len()
+    }
+
+    #[test]
+    fn an_upload_to_the_end_of_a_request_costs_no_clear() {
+        let unbounded = InFlight::Unbounded;
+        for parts in [&[(0, 604)][..], &[(0, 300), (300, 304)], &[(300, 304), (0, 300)]] {
+            assert_eq!(clears(unbounded, 604, parts), 0, "{parts:?}");
+        }
+        assert_eq!(clears(unbounded, 601, &[(0, 601)]), 0, "a part of a word");
+        assert_eq!(clears(unbounded, 604, &[(0, 300)]), 1, "the rest of the request");
+        assert_eq!(clears(unbounded, 604, &[(300, 304)]), 1, "what is before");
+        let large = 16 * KIB - MOST_PADDING - 4;
+        assert_eq!(clears(unbounded, large, &[(0, 16 * 1024 - 4096 - 4)]), 1, "too much behind it");
+        assert_eq!(clears(InFlight::Wait(MIB), 604, &[(0, 604)]), 1, "it counts what is staged");
+    }
 }

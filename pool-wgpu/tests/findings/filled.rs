@@ -166,6 +166,39 @@ fn the_rest_of_a_larger_block_is_zeroed() {
     }
 }
 
+/// An upload to the end of a request zeroes what is behind it.
+#[test]
+fn nothing_of_another_owner_is_behind_an_upload() {
+    for device in devices() {
+        device.device().on_uncaptured_error(Arc::new(drop));
+        for (ends, bytes) in ENDS.into_iter().flat_map(|ends| [(ends, 601), (ends, 1021)]) {
+            let policy = BucketPolicy::PowerOfTwo;
+            let pool = BucketPool::builder(device.clone()).policy(policy).build();
+            dirty(&device, &pool);
+            let (mut scope, uploads) = (device.scope(), device.uploads(64 * KIB, MIB));
+            let taken = scope.take(&pool, bytes).unwrap();
+            assert_eq!((taken.allocated_size(), pool.stats().hits), (KIB, 1));
+            let data = vec![4; usize::try_from(bytes).unwrap()];
+            scope.upload(&uploads, &taken, 0, &data).unwrap();
+            end(&device, scope, ends);
+            let (scope, target) = (device.scope(), own(&device, KIB));
+            let mut commands = encoder(&device);
+            let raw = scope.lend(&taken).unwrap();
+            commands.copy_buffer_to_buffer(&raw, 0, &target, 0, KIB);
+            scope.submit_with(commands).unwrap();
+            let backs = device.read_backs(KIB);
+            let mut scope = device.scope();
+            let back = scope.read_back(&backs, &Unpooled(&target), 0, KIB).unwrap();
+            scope.submit().unwrap();
+            let mut expected = vec![0; 1024];
+            if ends != Ends::Dropped {
+                expected[..data.len()].fill(4);
+            }
+            assert!(back.wait(|shown| shown == expected).unwrap(), "{ends:?}, {bytes}");
+        }
+    }
+}
+
 /// Fills a part of what was taken to be filled, and a part of what was zeroed.
 fn upload_parts(device: &WgpuAllocator, to_fill: bool, ends: Ends) -> Vec<u8> {
     let uploads = device.uploads(64 * KIB, MIB);
