@@ -362,10 +362,13 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if store.flags.get() & self.no_hit_at != ARENA || !self.may_hit_on(stream) {
             return None;
         }
+        let bytes = match store.classes.fast(requested) {
+            Some(bytes) => bytes,
+            None => store.classes.slow_cached(requested)?,
+        };
         let reuse = store.allocator.clock().reuse_of(stream);
         let on = reuse.as_ref().unwrap_or(stream);
-        let record = store.hit_range((stream, on), kind, requested)?;
-        Some(PooledBuffer::new(self.handle.owner(), record))
+        store.hit_range((stream, on), kind, (bytes, requested)).map(PooledBuffer::again)
     }
 
     /// Serves a request that is no plain hit.

@@ -267,9 +267,7 @@ impl<A: DeviceAllocator> Store<A> {
         (bytes, requested): (u64, u64),
         on: &StreamOf<A>,
     ) -> Option<RecordOwner<A>> {
-        let (clock, steal) = (self.allocator.clock(), self.bounds.steal);
-        let cpu_touches = A::MEMORY.cpu_touches;
-        let requester = Requester { clock, on, steal, cpu_touches, host_waits: false };
+        let requester = self.requester_on(on);
         let statistics = self.bounds.statistics;
         let mut record = state.take_hit(key, (bytes, requested), &requester, statistics);
         if record.is_none() && self.larger_blocks_serve {
@@ -285,22 +283,33 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// As [`Store::hit`], where memory is split.
-    #[inline(never)]
+    #[inline]
     pub(crate) fn hit_range(
         &self,
         (stream, on): (&StreamOf<A>, &StreamOf<A>),
         kind: A::Kind,
-        requested: u64,
+        (bytes, requested): (u64, u64),
     ) -> Option<RecordOwner<A>> {
-        let clock = self.allocator.clock();
-        let key = Key { kind, stream_id: clock.stream_id(clock.mark(stream)) };
         if self.shape.uncached {
             return None;
         }
-        let class = self.classes.of(requested).filter(|class| class.is_cached())?;
-        let (private, joins_line) = (None, false);
-        let request = PoolRequest { on, stream, key, class, requested, private, joins_line };
-        self.take_own(&request).map(|grant| grant.record)
+        let clock = self.allocator.clock();
+        let now = clock.mark(stream);
+        let key = Key { kind, stream_id: clock.stream_id(now) };
+        let (request, at) = (self.shape.range_of(key, bytes), self.shards.home(&key));
+        let thread = thread_number::get();
+        let mut state = self.shards.lock(at);
+        state.note_thread(thread);
+        let record = match state.ranges.take(&request, &self.requester_on(on)) {
+            Some(id) => {
+                let store = (self.own_address(), self.bounds.statistics);
+                state.lend_plain_range(id, (kind, requested), now, store)
+            }
+            None => None,
+        };
+        state.publish_used(self.shards.published(at));
+        self.unlock(state);
+        record
     }
 
     /// As [`Store::hit`], for any request.
@@ -440,9 +449,14 @@ impl<A: DeviceAllocator> Store<A> {
     /// Returns the stream that requests a block, with the rules for the blocks that it may take.
     #[inline]
     pub(crate) fn requester<'r>(&'r self, request: &PoolRequest<'r, A>) -> Requester<'r, A::Clock> {
+        self.requester_on(request.on)
+    }
+
+    /// As [`Store::requester`], for work on a stream.
+    #[inline]
+    fn requester_on<'r>(&'r self, on: &'r StreamOf<A>) -> Requester<'r, A::Clock> {
         let (clock, steal) = (self.allocator.clock(), self.bounds.steal);
-        let cpu_touches = A::MEMORY.cpu_touches;
-        Requester { clock, on: request.on, steal, cpu_touches, host_waits: false }
+        Requester { clock, on, steal, cpu_touches: A::MEMORY.cpu_touches, host_waits: false }
     }
 
     /// Returns the bytes that each request needs in addition to those of the buffer.

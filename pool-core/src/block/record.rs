@@ -115,18 +115,32 @@ impl<A: DeviceAllocator> Record<A> {
             | if request.class.is_cached() { 0 } else { BYPASS }
             | if request.private.is_some() { PRIVATE } else { 0 }
             | CLEAN;
+        let sizes = (bytes, request.requested);
+        let record = Self::with_flags(flags, place, sizes, request.key.kind, mark);
+        Self { private: request.private, ..record }
+    }
+
+    /// A record of a block that is in no private pool, and that knows no store yet.
+    #[inline]
+    fn with_flags(
+        flags: u32,
+        place: Place<A>,
+        (bytes, requested): (u64, u64),
+        kind: A::Kind,
+        mark: MarkOf<A>,
+    ) -> Self {
         Self {
             links: Links::NONE,
             class: 0,
             bytes,
-            requested: request.requested,
+            requested,
             store: None,
             flags: BlockFlags::new(flags),
             marks: Mutex::new(LastUses::new(mark)),
-            kind: request.key.kind,
+            kind,
             tag: Tag::default(),
             freed_at: 0,
-            private: request.private,
+            private: None,
             place,
         }
     }
@@ -279,6 +293,26 @@ impl<A: DeviceAllocator> RecordOwner<A> {
         // SAFETY: as the caller says, the slot is valid for a write, and holds nothing to drop.
         unsafe { slot.write(record) };
         Self(slot)
+    }
+
+    /// Writes the record of a part that serves a plain request into its slot. Its bytes may be anything.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecordOwner::in_slot`].
+    #[expect(clippy::inline_always, reason = "no copy of the record is made and moved")]
+    #[inline(always)]
+    pub(crate) unsafe fn plain_in_slot(
+        slot: NonNull<Record<A>>,
+        part: Part<A>,
+        sizes: (u64, u64),
+        kind: A::Kind,
+        mark: MarkOf<A>,
+        store: Option<NonNull<()>>,
+    ) -> Self {
+        let record = Record::with_flags(PART, Place::Part(part), sizes, kind, mark);
+        // SAFETY: as the caller promises.
+        unsafe { Self::in_slot(slot, Record { store, ..record }) }
     }
 
     /// Gives the record to a list, which owns it by its address.

@@ -33,11 +33,10 @@ pub(super) type UsesOf<'b, A> =
     UsesGuard<'b, <A as DeviceAllocator>::Clock, &'b mut LastUses<<A as DeviceAllocator>::Clock>>;
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
-    /// Makes a buffer of a whole block that had one before, and that the store has just counted as in
-    /// use.
+    /// Makes a buffer of a block that a hit has just counted as in use, and that knows its store.
     #[inline]
     pub(crate) fn again(record: RecordOwner<A>) -> Self {
-        debug_assert!(record.store.is_some(), "a whole block knows its store");
+        debug_assert!(record.store.is_some(), "the block of a hit knows its store");
         Self { record: ManuallyDrop::new(record) }
     }
 

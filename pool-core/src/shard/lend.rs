@@ -7,6 +7,7 @@ use crate::port::{DeviceAllocator, MarkOf, StreamClock, StreamOf};
 use crate::shard::State;
 use crate::stream::Requester;
 use std::ops::RangeInclusive;
+use std::ptr::NonNull;
 
 /// A block that serves a request.
 pub(crate) struct Grant<A: DeviceAllocator> {
@@ -148,6 +149,31 @@ impl<A: DeviceAllocator> State<A> {
         // SAFETY: slots do not move. The range is live and was not lent before, so no code has the
         // record of its number, and none gets it before the owner frees the range.
         Some(unsafe { RecordOwner::in_slot(self.slots.slot(id), record) })
+    }
+
+    /// Lends a live range that was free memory to a plain request, and writes its record in place.
+    /// `store`: the address of the store, and whether it counts.
+    #[inline]
+    pub(crate) fn lend_plain_range(
+        &mut self,
+        id: u32,
+        (kind, requested): (A::Kind, u64),
+        mark: MarkOf<A>,
+        (store, statistics): (Option<NonNull<()>>, bool),
+    ) -> Option<RecordOwner<A>> {
+        let node = &self.ranges.nodes[id];
+        let (bytes, unzeroed, offset) = (node.bytes, node.unzeroed, node.offset);
+        let part = Part::new(self.segment_of(id)?, offset, (id, self.number));
+        self.ranges.count_out(bytes);
+        self.count_out(bytes, requested);
+        if statistics && !unzeroed {
+            self.untouched_hits += 1;
+        }
+        let slot = self.slots.slot(id);
+        // SAFETY: as in `lend_range`.
+        Some(unsafe {
+            RecordOwner::plain_in_slot(slot, part, (bytes, requested), kind, mark, store)
+        })
     }
 
     /// Lends a live range that was free memory.

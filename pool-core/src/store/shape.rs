@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "parts of segments are zeroed")]
 
 use crate::block::record::Place;
-use crate::block::request::PoolRequest;
+use crate::block::request::{Key, PoolRequest};
 use crate::port::{
     Allocating, DeviceAllocator, DeviceError, Handles, MarkOf, PageCalls, Sliceable, StreamClock,
     StreamOf,
@@ -146,9 +146,14 @@ impl<A: DeviceAllocator> Shape<A> {
     /// A request, as a search of ranges needs it.
     #[inline]
     pub(crate) fn range_request(&self, request: &PoolRequest<'_, A>) -> RangeRequest<A::Kind> {
-        let bytes = request.class.bytes;
-        let group = Group { kind: request.key.kind, small: bytes <= self.apart_above };
-        RangeRequest { bytes, group, stream: request.key.stream_id }
+        self.range_of(request.key, request.class.bytes)
+    }
+
+    /// A request whose class has this many bytes, as a search of ranges needs it.
+    #[inline]
+    pub(crate) fn range_of(&self, key: Key<A::Kind>, bytes: u64) -> RangeRequest<A::Kind> {
+        let group = Group { kind: key.kind, small: bytes <= self.apart_above };
+        RangeRequest { bytes, group, stream: key.stream_id }
     }
 }
 
