@@ -16,6 +16,7 @@ pub(crate) mod list;
 mod listed;
 pub(crate) mod node;
 pub(crate) mod place;
+pub(crate) mod plain;
 pub(crate) mod segment;
 #[cfg(test)]
 mod tests;
@@ -98,16 +99,14 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         first
     }
 
-    /// Serves a request from ranges that need no call to the device: a part of a free range of the
-    /// same stream, or of no stream.
-    #[inline]
-    pub(crate) fn take(
+    /// As [`Ranges::take`], of a range that no record is made of: it keeps its marks.
+    pub(crate) fn take_with_marks(
         &mut self,
         request: &RangeRequest<K>,
         requester: &Requester<'_, C>,
     ) -> Option<u32> {
-        let id = self.find_own(request, requester)?;
-        Some(self.take_part(id, request.bytes))
+        let found = self.find_own(request, requester)?;
+        Some(self.take_part(found.id, request.bytes))
     }
 
     /// Makes a free range live, whole or split to `bytes` bytes.
@@ -152,8 +151,29 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
 
     /// Takes a block back that was freed at `freed_at`. A new owner must be ordered after all of
     /// `marks`. `unzeroed`: whether old contents may show.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a free is one function: no calls and no spills")]
+    #[inline(always)]
     pub(crate) fn free(
+        &mut self,
+        clock: &C,
+        id: u32,
+        marks: Pending<C::Mark>,
+        (unzeroed, freed_at): (bool, u64),
+    ) {
+        let one = match &marks {
+            Pending::Nothing => Some(None),
+            Pending::One(mark) => Some(Some(*mark)),
+            Pending::Many(_) => None,
+        };
+        let is_plain = |mark| self.free_plain(clock, id, mark, (unzeroed, freed_at));
+        if !one.is_some_and(is_plain) {
+            self.free_not_plain(clock, id, marks, (unzeroed, freed_at));
+        }
+    }
+
+    /// As [`Ranges::free`], whatever the range is.
+    #[inline(never)]
+    fn free_not_plain(
         &mut self,
         clock: &C,
         id: u32,

@@ -57,6 +57,7 @@ use crate::limits::{
 };
 use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, StreamClock, StreamOf, Why};
+use crate::ranges::plain::Served;
 use crate::shard::{Grant, Homes, Keeping, Shards, State};
 use crate::size::SizeClasses;
 use crate::store::flags::{ARENA, BROKEN, CLOSED, Flags, LIMITED, OBSERVED, ZEROES};
@@ -301,9 +302,9 @@ impl<A: DeviceAllocator> Store<A> {
         let mut state = self.shards.lock(at);
         state.note_thread(thread);
         let record = match state.ranges.take(&request, &self.requester_on(on)) {
-            Some(id) => {
+            Some(served) => {
                 let store = (self.own_address(), self.bounds.statistics);
-                state.lend_plain_range(id, (kind, requested), now, store)
+                state.lend_served(&served, (kind, requested), now, store)
             }
             None => None,
         };
@@ -327,8 +328,9 @@ impl<A: DeviceAllocator> Store<A> {
             let state = &mut *state;
             state.note_thread(thread_number::get());
             let taken = if is_arena {
-                let id = state.ranges.take(&self.shape.range_request(request), &requester);
-                let lent = id.and_then(|id| state.lend_free_range(id, request, mark, statistics));
+                let served = state.ranges.take(&self.shape.range_request(request), &requester);
+                let lend = |it: Served| state.lend_free_range(it.id, request, mark, statistics);
+                let lent = served.and_then(lend);
                 state.publish_used(self.shards.published(at));
                 lent
             } else {

@@ -65,31 +65,47 @@ impl SizeSteps {
         self.unlink(nodes, id, was);
     }
 
-    /// Follows a range that was `was` and has changed. In a list it keeps its place if its step is
-    /// the same, so most splits and coalesces touch no list.
+    /// Follows a range in step `own` that was `was` and has `bytes` bytes now. In a list it keeps its
+    /// place if its step is the same.
     #[inline]
-    pub(crate) fn resize<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
-        let bytes = nodes.key(id).bytes;
-        if !self.stays(nodes.links(id).step, was.bytes, bytes) {
-            self.relink(nodes, id, was);
+    pub(crate) fn resize<E: Entries>(
+        &mut self,
+        nodes: &mut E,
+        (id, own): (u32, u16),
+        was: SizeKey,
+        bytes: u64,
+    ) {
+        self.bytes = self.bytes.wrapping_add(bytes).wrapping_sub(was.bytes);
+        if self.ordered {
+            return self.move_in_order(nodes, id, was);
+        }
+        let step = self.step(bytes);
+        if step != usize::from(own) {
+            self.shift(nodes, id, step);
         }
     }
 
-    /// Follows a range in a step that had `was` bytes and has `bytes` now. Returns whether it keeps
-    /// its place; else call [`SizeSteps::relink`].
+    /// Moves a range of a list to another step.
     #[inline]
-    pub(crate) fn stays(&mut self, step: u16, was: u64, bytes: u64) -> bool {
-        self.bytes = self.bytes.wrapping_add(bytes).wrapping_sub(was);
-        !self.ordered && self.step(bytes) == usize::from(step)
+    fn shift<E: Entries>(&mut self, nodes: &mut E, id: u32, step: usize) {
+        let next = std::mem::replace(&mut self.heads[step], id);
+        let links = nodes.links_mut(id);
+        let SizeLinks { older, newer, step: own, .. } = *links;
+        (links.older, links.newer, links.step) = (next, NONE, short(step));
+        if next != NONE {
+            nodes.links_mut(next).newer = id;
+        }
+        self.mark(step);
+        self.join_neighbours(nodes, usize::from(own), (older, newer));
     }
 
-    /// Moves a range that was `was` to the step of its size.
+    /// Moves a range that was `was` to its place in the trees.
     #[inline(never)]
-    pub(crate) fn relink<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
-        let SizeLinks { step: own, older, newer, .. } = nodes.links(id);
+    fn move_in_order<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
+        let SizeLinks { older, newer, .. } = nodes.links(id);
         let step = self.step(nodes.key(id).bytes);
         let alone = (older, newer) == (NONE, NONE) && self.heads[step] == id;
-        if !alone || step != usize::from(own) {
+        if !alone {
             self.unlink(nodes, id, was);
             self.add(nodes, id, step);
         }
@@ -109,32 +125,57 @@ impl SizeSteps {
                 nodes.links_mut(older).newer = id;
             }
         }
-        self.rows |= 1 << (step >> STEP_BITS);
-        self.columns[step >> STEP_BITS] |= 1 << (step & (STEPS - 1));
+        self.mark(step);
     }
 
     #[inline]
     fn unlink<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
         let SizeLinks { older, newer, step, .. } = nodes.links(id);
         let step = usize::from(step);
-        let head = &mut self.heads[step];
-        if self.ordered {
-            tree::remove(nodes, head, id, was);
-        } else {
-            if older != NONE {
-                nodes.links_mut(older).newer = newer;
-            }
-            match newer {
-                NONE => *head = older,
-                newer => nodes.links_mut(newer).older = older,
-            }
+        if !self.ordered {
+            return self.join_neighbours(nodes, step, (older, newer));
         }
-        if *head == NONE {
-            let row = step >> STEP_BITS;
-            self.columns[row] &= !(1 << (step & (STEPS - 1)));
-            if self.columns[row] == 0 {
-                self.rows &= !(1 << row);
-            }
+        tree::remove(nodes, &mut self.heads[step], id, was);
+        if self.heads[step] == NONE {
+            self.clear(step);
+        }
+    }
+
+    /// Makes the neighbours of a range that left the list of a step neighbours of each other.
+    #[inline]
+    fn join_neighbours<E: Entries>(
+        &mut self,
+        nodes: &mut E,
+        step: usize,
+        (older, newer): (u32, u32),
+    ) {
+        if older != NONE {
+            nodes.links_mut(older).newer = newer;
+        }
+        if newer != NONE {
+            nodes.links_mut(newer).older = older;
+            return;
+        }
+        self.heads[step] = older;
+        if older == NONE {
+            self.clear(step);
+        }
+    }
+
+    /// Sets the bit of a step.
+    #[inline]
+    fn mark(&mut self, step: usize) {
+        self.rows |= 1 << (step >> STEP_BITS);
+        self.columns[step >> STEP_BITS] |= 1 << (step & (STEPS - 1));
+    }
+
+    /// Clears the bit of a step.
+    #[inline]
+    fn clear(&mut self, step: usize) {
+        let row = step >> STEP_BITS;
+        self.columns[row] &= !(1 << (step & (STEPS - 1)));
+        if self.columns[row] == 0 {
+            self.rows &= !(1 << row);
         }
     }
 

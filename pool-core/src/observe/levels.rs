@@ -27,6 +27,15 @@ impl Count {
         self.classes[class.0].down(by);
     }
 
+    /// Counts `was` down and `is` up.
+    #[inline]
+    pub(crate) fn replace(&mut self, class: BlockClass, was: u64, is: u64) {
+        for level in [&mut self.all, &mut self.classes[class.0]] {
+            level.down(was);
+            level.up(is);
+        }
+    }
+
     /// The figure as it is read.
     pub(crate) fn stat(&self) -> StatArray {
         class_stats(&self.all, &self.classes)

@@ -334,11 +334,9 @@ impl ArenaConfig {
         missing.max((committed as f64 * share) as u64).max(bytes)
     }
 
-    /// Returns whether a free range of `range` bytes may serve a request of `bytes` bytes.
+    /// Returns the size from which on free ranges are too large for a request of `bytes` bytes.
     #[inline]
-    pub(crate) fn suits(&self, range: u64, bytes: u64) -> bool {
-        self.max_split == u64::MAX
-            || (range < self.max_split)
-            || (bytes >= self.max_split && range < bytes.saturating_add(LARGE_SEGMENT))
+    pub(crate) fn too_large_for(&self, bytes: u64) -> u64 {
+        if bytes < self.max_split { self.max_split } else { bytes.saturating_add(LARGE_SEGMENT) }
     }
 }

@@ -8,46 +8,99 @@ use crate::ranges::list::{RangeList, UsedBy};
 use crate::ranges::node::{NONE, NodeState, Nodes, RangeNode};
 use crate::ranges::{RangeRequest, Ranges};
 use crate::stream::Requester;
+use std::ops::Range;
 
 /// Ranges of one step that are looked at.
-const LOOKS: usize = 8;
+const MAX_LOOKS_IN_STEP: usize = 8;
 /// Ranges of a list that are looked at.
-const LOOKS_IN_LIST: usize = 64;
+const MAX_LOOKS: usize = 64;
 /// Lists that are searched.
-const LISTS: usize = 16;
+const MAX_LISTS: usize = 16;
+
+/// A free range that serves a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) id: u32,
+    /// The list that it is in.
+    pub(super) list: u16,
+    pub(super) bytes: u64,
+}
 
 impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     /// A free range of the own stream, or of none.
-    #[inline]
-    pub(crate) fn find_own(
+    #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
+    #[inline(always)]
+    pub(super) fn find_own(
         &mut self,
         request: &RangeRequest<K>,
         requester: &Requester<'_, C>,
-    ) -> Option<u32> {
+    ) -> Option<Found> {
+        if self.config.is_ordered() {
+            return self.find_in_order(request, requester);
+        }
+        if let Some(found) = self.find_in(request, requester, UsedBy::Stream(request.stream)) {
+            return Some(found);
+        }
+        if self.lists.some_in_common()
+            && let Some(found) = self.find_in_common(request, requester)
+        {
+            return Some(found);
+        }
+        self.find_in(request, requester, UsedBy::NoStream)
+    }
+
+    /// A good range of one list.
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
+    fn find_in(
+        &mut self,
+        request: &RangeRequest<K>,
+        requester: &Requester<'_, C>,
+        of: UsedBy,
+    ) -> Option<Found> {
+        let list = self.lists.known(request.group, of)?;
         // Streams of one number need not be ordered after each other: open scopes of wgpu are not.
         let ready = |node: &RangeNode<_>| requester.are_ready(&node.marks);
-        let exact = self.config.is_ordered();
         let search = Search { nodes: &self.nodes, config: &self.config };
-        let mut best = None;
-        for of in [UsedBy::Stream(request.stream), UsedBy::OneOf(request.stream), UsedBy::NoStream]
-        {
-            let list = match of {
-                UsedBy::OneOf(stream) => self.lists.in_common(request.group, stream),
-                of => self.lists.known(request.group, of),
-            };
-            let list = list.filter(|list| list.bins.bytes() >= request.bytes);
-            let Some(list) = list else { continue };
-            if !exact {
-                if let Some((_, id)) = search.good(list, request.bytes, &ready) {
-                    return Some(id);
-                }
-            } else if let Some(found) = search.exact(list, request.bytes, &ready)
-                && best.is_none_or(|best| search.is_better(found, best))
+        let (bytes, id) = search.good(self.lists.get(list), request.bytes, &ready)?;
+        Some(Found { id, list, bytes })
+    }
+
+    /// A good range of the list that the stream has in common with others.
+    #[cold]
+    #[inline(never)]
+    fn find_in_common(
+        &mut self,
+        request: &RangeRequest<K>,
+        requester: &Requester<'_, C>,
+    ) -> Option<Found> {
+        self.find_in(request, requester, UsedBy::Stream(request.stream).in_common())
+    }
+
+    /// As [`Ranges::find_own`], where ranges are in order: the first of all lists.
+    #[inline(never)]
+    fn find_in_order(
+        &mut self,
+        request: &RangeRequest<K>,
+        requester: &Requester<'_, C>,
+    ) -> Option<Found> {
+        let ready = |node: &RangeNode<_>| requester.are_ready(&node.marks);
+        let own = UsedBy::Stream(request.stream);
+        let mut best: Option<(SizeKey, Found)> = None;
+        for of in [own, own.in_common(), UsedBy::NoStream] {
+            if matches!(of, UsedBy::OneOf(_)) && !self.lists.some_in_common() {
+                continue;
+            }
+            let Some(list) = self.lists.known(request.group, of) else { continue };
+            let search = Search { nodes: &self.nodes, config: &self.config };
+            let found = search.exact(self.lists.get(list), request.bytes, &ready);
+            if let Some((key, id)) = found
+                && best.is_none_or(|(best, _)| key < best)
             {
-                best = Some(found);
+                best = Some((key, Found { id, list, bytes: key.bytes }));
             }
         }
-        best.map(|(_, id)| id)
+        best.map(|(_, found)| found)
     }
 
     /// The smallest free range that `accept` takes, among a bounded number of ranges of the lists
@@ -59,7 +112,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         of: impl Fn(UsedBy) -> bool,
         accept: impl Fn(&RangeNode<C::Mark>) -> bool,
     ) -> Option<u32> {
-        let (mut best, mut lists, mut next) = (None, LISTS, 0);
+        let (mut best, mut lists, mut next) = (None, MAX_LISTS, 0);
         let search = Search { nodes: &self.nodes, config: &self.config };
         for (at, list) in self.lists.from(self.find_from) {
             let fits = list.bins.bytes() >= request.bytes && list.group == request.group;
@@ -72,7 +125,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             };
             lists = more;
             let found = if self.config.is_ordered() {
-                search.exact(list, request.bytes, &accept)
+                search.exact(list, request.bytes, &accept).map(|(key, id)| (key.bytes, id))
             } else {
                 search.good(list, request.bytes, &accept)
             };
@@ -101,7 +154,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             list.used_by != UsedBy::Hole
                 && list.group == request.group
                 && node.bytes >= request.bytes
-                && self.config.suits(node.bytes, request.bytes)
+                && node.bytes < self.config.too_large_for(request.bytes)
                 && accept(node)
         };
         let end = from.saturating_add(count).min(self.nodes.len());
@@ -126,10 +179,13 @@ impl<M: Clone> Search<'_, M> {
         bytes: u64,
         accept: &impl Fn(&RangeNode<M>) -> bool,
     ) -> Option<(u64, u32)> {
-        let mut step = list.bins.step(bytes);
-        for _ in 0..LOOKS_IN_LIST / LOOKS {
+        if list.bins.bytes() < bytes {
+            return None;
+        }
+        let (mut step, end) = (list.bins.step(bytes), self.config.too_large_for(bytes));
+        for _ in 0..MAX_LOOKS / MAX_LOOKS_IN_STEP {
             let own = list.bins.at_or_above(step)?;
-            let found = self.in_step(list.bins.head(own), bytes, accept);
+            let found = self.in_step(list.bins.head(own), bytes..end, accept);
             if found.is_some() {
                 return found;
             }
@@ -138,22 +194,22 @@ impl<M: Clone> Search<'_, M> {
         None
     }
 
-    /// The smallest of a few ranges of one step, the first exact one if there is one.
+    /// The smallest of a few ranges of one step that have one of these sizes, the first exact one if
+    /// there is one.
     #[inline]
     fn in_step(
         &self,
         head: u32,
-        bytes: u64,
+        sizes: Range<u64>,
         accept: &impl Fn(&RangeNode<M>) -> bool,
     ) -> Option<(u64, u32)> {
-        let (mut best, mut next, mut left) = ((u64::MAX, NONE), head, LOOKS);
+        let (mut best, mut next, mut left) = ((sizes.end, NONE), head, MAX_LOOKS_IN_STEP);
         while next != NONE && left > 0 {
             let (id, node) = (next, &self.nodes[next]);
             (next, left) = (node.links.older, left - 1);
-            let fits = node.bytes >= bytes && node.bytes < best.0;
-            if fits && self.suits(node, bytes) && accept(node) {
+            if node.bytes >= sizes.start && node.bytes < best.0 && accept(node) {
                 best = (node.bytes, id);
-                if node.bytes == bytes {
+                if node.bytes == sizes.start {
                     break;
                 }
             }
@@ -168,26 +224,24 @@ impl<M: Clone> Search<'_, M> {
         list: &RangeList<K>,
         bytes: u64,
         accept: &impl Fn(&RangeNode<M>) -> bool,
-    ) -> Option<(u64, u32)> {
-        let mut key = SizeKey::least(bytes);
-        for _ in 0..LOOKS_IN_LIST {
+    ) -> Option<(SizeKey, u32)> {
+        if list.bins.bytes() < bytes {
+            return None;
+        }
+        let (mut key, end) = (SizeKey::least(bytes), self.config.too_large_for(bytes));
+        for _ in 0..MAX_LOOKS {
             let id = list.bins.first_from(self.nodes, key)?;
             let node = &self.nodes[id];
-            if !self.suits(node, bytes) {
-                return None; // too large, and so are all above it
+            if node.bytes >= end {
+                return None; // and so are all above it
             }
+            key = node.key();
             if accept(node) {
-                return Some((node.bytes, id));
+                return Some((key, id));
             }
-            key = node.key().above();
+            key = key.above();
         }
         None
-    }
-
-    /// Whether a range is not too large.
-    #[inline]
-    fn suits(&self, node: &RangeNode<M>, bytes: u64) -> bool {
-        self.config.suits(node.bytes, bytes)
     }
 
     #[inline]

@@ -85,10 +85,8 @@ pub(crate) struct RangeList<K> {
 #[derive(Debug)]
 pub(crate) struct RangeLists<K> {
     all: Vec<RangeList<K>>,
-    /// The list that was asked for last.
-    last: u16,
-    /// The list of untouched ranges that was asked for last.
-    last_untouched: u16,
+    /// The lists that were asked for last: of small and of large requests, and those of no stream.
+    last: [u16; 4],
     /// The first list of the next portion.
     portion: usize,
     unit_bits: u32,
@@ -102,56 +100,50 @@ impl<K: Copy + Eq> RangeLists<K> {
     /// Lists whose sizes are told apart in units of 2 to the power of `unit_bits`, and whose ranges
     /// are in order, or not.
     pub(crate) fn new(unit_bits: u32, ordered: bool) -> Self {
-        Self {
-            all: Vec::new(),
-            last: 0,
-            last_untouched: 0,
-            portion: 0,
-            unit_bits,
-            ordered,
-            some_in_common: false,
-        }
+        let (all, last, some_in_common) = (Vec::new(), [0; 4], false);
+        Self { all, last, portion: 0, unit_bits, ordered, some_in_common }
     }
 
     /// The number of the list of a group and stream.
     #[inline]
     pub(crate) fn number(&mut self, group: Group<K>, used_by: UsedBy) -> u16 {
-        match self.all.get(usize::from(self.last)) {
-            Some(last) if last.used_by == used_by && last.group == group => {}
-            _ => self.last = self.find_or_add(group, used_by),
+        match self.known(group, used_by) {
+            Some(at) => at,
+            None => self.add(group, used_by),
         }
-        self.last
     }
 
-    /// The list of a group and stream, or of a group and no stream, if there is one.
-    #[inline]
-    pub(crate) fn known(&mut self, group: Group<K>, used_by: UsedBy) -> Option<&RangeList<K>> {
-        let last = match used_by {
-            UsedBy::NoStream => &mut self.last_untouched,
-            _ => &mut self.last,
-        };
+    /// The number of the list of a group and stream, or of a group and no stream, if there is one.
+    #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
+    #[inline(always)]
+    pub(crate) fn known(&mut self, group: Group<K>, used_by: UsedBy) -> Option<u16> {
+        let last = self.last[slot(group, used_by)];
+        let list = self.all.get(usize::from(last));
+        match list.is_some_and(|list| list.used_by == used_by && list.group == group) {
+            true => Some(last),
+            false => self.search(group, used_by),
+        }
+    }
+
+    /// A list that is not the one that was asked for last.
+    #[inline(never)]
+    fn search(&mut self, group: Group<K>, used_by: UsedBy) -> Option<u16> {
         let is = |list: &RangeList<K>| list.used_by == used_by && list.group == group;
-        if !self.all.get(usize::from(*last)).is_some_and(is) {
-            *last = number(self.all.iter().position(is)?);
-        }
-        self.all.get(usize::from(*last))
+        let at = number(self.all.iter().position(is)?);
+        self.last[slot(group, used_by)] = at;
+        Some(at)
     }
 
-    /// The list that a stream has in common with others, if there is one.
-    pub(crate) fn in_common(&mut self, group: Group<K>, stream: u64) -> Option<&RangeList<K>> {
-        match self.some_in_common {
-            true => self.known(group, UsedBy::Stream(stream).in_common()),
-            false => None,
-        }
+    /// Whether some lists are of streams that have them in common.
+    #[inline]
+    pub(crate) fn some_in_common(&self) -> bool {
+        self.some_in_common
     }
 
     /// An empty list serves again under another name, so that streams that come and go leave
     /// nothing behind.
-    fn find_or_add(&mut self, group: Group<K>, used_by: UsedBy) -> u16 {
-        let known = |list: &RangeList<K>| list.group == group && list.used_by == used_by;
-        if let Some(at) = self.all.iter().position(known) {
-            return number(at);
-        }
+    #[inline(never)]
+    fn add(&mut self, group: Group<K>, used_by: UsedBy) -> u16 {
         if let Some(at) = self.all.iter().position(|list| list.bins.bytes() == 0) {
             (self.all[at].group, self.all[at].used_by) = (group, used_by);
             return number(at);
@@ -160,7 +152,7 @@ impl<K: Copy + Eq> RangeLists<K> {
             && let UsedBy::Stream(_) = used_by
         {
             self.some_in_common = true;
-            return self.find_or_add(group, used_by.in_common());
+            return self.number(group, used_by.in_common());
         }
         self.all.push(RangeList {
             group,
@@ -209,6 +201,12 @@ impl<K: Copy + Eq> RangeLists<K> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = &RangeList<K>> {
         self.all.iter()
     }
+}
+
+/// Where the list is remembered that was asked for last.
+#[inline]
+fn slot<K>(group: Group<K>, used_by: UsedBy) -> usize {
+    usize::from(group.small) + if used_by == UsedBy::NoStream { 2 } else { 0 }
 }
 
 fn number(at: usize) -> u16 {

@@ -40,16 +40,27 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     /// Follows a free range that was `was` and has changed.
     #[inline]
     pub(super) fn resize(&mut self, list: u16, id: u32, was: SizeKey) {
-        self.lists.bins(list).resize(&mut self.nodes, id, was);
+        let node = &self.nodes[id];
+        let (bytes, step) = (node.bytes, node.links.step);
+        self.lists.bins(list).resize(&mut self.nodes, (id, step), was, bytes);
         if self.split.is_some() {
-            self.count_split(id, Some(was.bytes), Some(self.nodes[id].bytes));
+            self.count_split(id, Some(was.bytes), Some(bytes));
         }
     }
 
+    /// Follows a range that had `was` bytes in a list and has `is` now.
     pub(super) fn count_split(&mut self, id: u32, was: Option<u64>, is: Option<u64>) {
         let Some(split) = &mut self.split else { return };
         let Some(segment) = self.segments.get(self.nodes[id].segment) else { return };
         let class = BlockClass::small_if(segment.group.small);
+        if let (Some(was), Some(is)) = (was, is)
+            && was != segment.bytes
+            && is != segment.bytes
+        {
+            split.ranges.replace(class, 1, 1);
+            split.bytes.replace(class, was, is);
+            return;
+        }
         if let Some(was) = was.filter(|bytes| *bytes != segment.bytes) {
             split.ranges.down(class, 1);
             split.bytes.down(class, was);

@@ -103,6 +103,19 @@ impl<M: Clone> Nodes<M> {
         id
     }
 
+    /// The first vacant number, and the next one.
+    #[inline]
+    pub(super) fn next_vacant(&mut self) -> (u32, u32) {
+        let id = self.vacant();
+        (id, self[id].links.older)
+    }
+
+    /// Sets the first vacant number: the one before it names a range now.
+    #[inline]
+    pub(super) fn set_vacant(&mut self, id: u32) {
+        self.vacant = id;
+    }
+
     /// The first vacant number; there is one then.
     #[inline]
     fn vacant(&mut self) -> u32 {

@@ -212,15 +212,9 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     #[inline]
     fn split_off(&mut self, id: u32, list: u16, bytes: u64) -> u32 {
         let low = self.nodes.split_low(id, bytes);
-        let RangeNode { offset, bytes: rest, born, links, .. } = self.nodes[id];
+        let RangeNode { offset, bytes: rest, born, .. } = self.nodes[id];
         let was = SizeKey { bytes: rest + bytes, born, offset: offset - bytes };
-        let bins = self.lists.bins(list);
-        if !bins.stays(links.step, was.bytes, rest) {
-            bins.relink(&mut self.nodes, id, was);
-        }
-        if self.split.is_some() {
-            self.count_split(id, Some(was.bytes), Some(rest));
-        }
+        self.resize(list, id, was);
         low
     }
 

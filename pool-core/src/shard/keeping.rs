@@ -60,6 +60,7 @@ impl<A: DeviceAllocator> State<A> {
     }
 
     /// Makes the range of a block free.
+    #[inline]
     pub(crate) fn free_range(&mut self, clock: &A::Clock, mut record: RecordOwner<A>) {
         let after: Pending<MarkOf<A>> = record.marks.get_mut().pending(A::MEMORY.cpu_touches);
         let (unzeroed, freed_at) = (!record.is_clean(), record.freed_at);

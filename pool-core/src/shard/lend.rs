@@ -4,6 +4,7 @@ use crate::block::flags::CLEAN;
 use crate::block::record::{Part, Place, Record, RecordOwner};
 use crate::block::request::{Key, PoolRequest};
 use crate::port::{DeviceAllocator, MarkOf, StreamClock, StreamOf};
+use crate::ranges::plain::Served;
 use crate::shard::State;
 use crate::stream::Requester;
 use std::ops::RangeInclusive;
@@ -151,19 +152,20 @@ impl<A: DeviceAllocator> State<A> {
         Some(unsafe { RecordOwner::in_slot(self.slots.slot(id), record) })
     }
 
-    /// Lends a live range that was free memory to a plain request, and writes its record in place.
-    /// `store`: the address of the store, and whether it counts.
-    #[inline]
-    pub(crate) fn lend_plain_range(
+    /// Lends free memory that serves a plain request, and writes its record in place. `store`: its
+    /// address, and whether it counts.
+    #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
+    #[inline(always)]
+    pub(crate) fn lend_served(
         &mut self,
-        id: u32,
+        served: &Served,
         (kind, requested): (A::Kind, u64),
         mark: MarkOf<A>,
         (store, statistics): (Option<NonNull<()>>, bool),
     ) -> Option<RecordOwner<A>> {
-        let node = &self.ranges.nodes[id];
-        let (bytes, unzeroed, offset) = (node.bytes, node.unzeroed, node.offset);
-        let part = Part::new(self.segment_of(id)?, offset, (id, self.number));
+        let Served { id, bytes, offset, segment, unzeroed } = *served;
+        let segment = self.segments.get(segment as usize)?.as_ref()?;
+        let part = Part::new(segment, offset, (id, self.number));
         self.ranges.count_out(bytes);
         self.count_out(bytes, requested);
         if statistics && !unzeroed {

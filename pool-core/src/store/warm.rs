@@ -146,6 +146,6 @@ impl<A: DeviceAllocator> Store<A> {
     /// A live range out of free memory, which is not lent.
     fn free_range(&self, at: usize, request: &PoolRequest<'_, A>) -> Option<u32> {
         let (requester, wanted) = (self.requester(request), self.shape.range_request(request));
-        self.shards.lock(at).ranges.take(&wanted, &requester)
+        self.shards.lock(at).ranges.take_with_marks(&wanted, &requester)
     }
 }
