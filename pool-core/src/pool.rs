@@ -330,7 +330,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if store.flags.any(self.no_hit_at) {
             return self.hit_of_arena(stream, requested, kind);
         }
-        if !self.may_hit_on(stream) {
+        if !store.is_plain_on(stream) {
             return None;
         }
         let bytes = match store.classes.fast(requested) {
@@ -343,13 +343,6 @@ impl<A: DeviceAllocator> BucketPool<A> {
         store.hit((stream, on), kind, (bytes, requested)).map(PooledBuffer::again)
     }
 
-    /// Whether the device and this process can serve a hit on a stream.
-    #[inline]
-    fn may_hit_on(&self, stream: &StreamOf<A>) -> bool {
-        let (store, clock) = (self.store(), self.allocator().clock());
-        clock.owns(stream) && store.fault_of_device_or_fork().is_none() && clock.takes_work(stream)
-    }
-
     /// As [`BucketPool::hit`], where a flag is set: a hit if that is [`ARENA`] alone.
     #[inline(never)]
     fn hit_of_arena(
@@ -359,7 +352,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         kind: A::Kind,
     ) -> Option<PooledBuffer<A>> {
         let store = self.store();
-        if store.flags.get() & self.no_hit_at != ARENA || !self.may_hit_on(stream) {
+        if store.flags.get() & self.no_hit_at != ARENA || !store.is_plain_on(stream) {
             return None;
         }
         let bytes = match store.classes.fast(requested) {

@@ -369,6 +369,13 @@ impl<A: DeviceAllocator> Store<A> {
         self.allocator.clock().fault().or_else(forked)
     }
 
+    /// Whether the device and this process can serve a plain request, or a plain use, on a stream.
+    #[inline]
+    pub(crate) fn is_plain_on(&self, stream: &StreamOf<A>) -> bool {
+        let clock = self.allocator.clock();
+        clock.owns(stream) && self.fault_of_device_or_fork().is_none() && clock.takes_work(stream)
+    }
+
     /// Returns whether an invariant was found broken.
     #[inline]
     pub(crate) fn is_broken(&self) -> bool {
@@ -398,6 +405,13 @@ impl<A: DeviceAllocator> Store<A> {
     /// device's handles, or the locks, or an invariant is broken.
     #[inline]
     pub(crate) fn is_unusable(&self) -> bool {
+        let may_be = self.is_broken() || self.fault_of_device_or_fork().is_some();
+        may_be && self.is_forked_or_broken()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn is_forked_or_broken(&self) -> bool {
         self.fault().is_some_and(|fault| matches!(fault.why, Why::Forked | Why::Broken))
     }
 

@@ -1,5 +1,6 @@
 //! Uses of a buffer on streams and by the CPU: the order before a use, and the mark after it.
 
+use crate::block::flags::{ELSEWHERE, PRIVATE};
 use crate::block::request::PrivateId;
 use crate::buffer::pooled::PooledBuffer;
 use crate::port::{DeviceAllocator, DeviceError, Lent, MarkOf, Order, StreamClock, StreamOf, Why};
@@ -38,6 +39,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// assert_eq!(pool.allocator().hazards(), 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[inline]
     pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
         self.begin(stream, Access::Write)?; // the drop of the `Use` ends it
         Ok(Use { view: self.view(stream), stream, buffer: self, access: Access::Write })
@@ -75,6 +77,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// assert_eq!((device.calls().waits > 0, device.hazards()), (true, 0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[inline]
     pub fn read_on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
         self.begin(stream, Access::Read)?;
         let view = A::lend(self.view(stream), Lent::ToRead);
@@ -143,7 +146,27 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     }
 
     /// Orders `stream` for a new use, and begins it.
+    #[inline]
     fn begin(&self, stream: &StreamOf<A>, access: Access) -> Result<(), DeviceError> {
+        if self.begin_plain(stream, access) {
+            return Ok(());
+        }
+        self.begin_not_plain(stream, access)
+    }
+
+    /// Begins a use on the stream that alone used the buffer, if nothing is to be waited for. Returns
+    /// false, and does nothing, if that is not so.
+    #[inline]
+    fn begin_plain(&self, stream: &StreamOf<A>, access: Access) -> bool {
+        let (clock, cpu_touches) = (self.allocator().clock(), A::MEMORY.cpu_touches);
+        !A::Clock::UNTIL_DROP
+            && !self.record.flags.any(PRIVATE | ELSEWHERE)
+            && self.store().is_plain_on(stream)
+            && self.record.uses().begin_alone(clock, stream, access, cpu_touches)
+    }
+
+    #[inline(never)]
+    fn begin_not_plain(&self, stream: &StreamOf<A>, access: Access) -> Result<(), DeviceError> {
         self.may_use_on(stream)?;
         if self.record.private().is_some() {
             return self.begin_in_order(stream, access);
@@ -374,12 +397,14 @@ pub struct Use<'b, A: DeviceAllocator> {
 
 impl<'b, A: DeviceAllocator> Deref for Use<'b, A> {
     type Target = A::View<'b>;
+    #[inline]
     fn deref(&self) -> &A::View<'b> {
         &self.view
     }
 }
 
 impl<A: DeviceAllocator> Drop for Use<'_, A> {
+    #[inline]
     fn drop(&mut self) {
         let clock = self.buffer.allocator().clock();
         if !self.buffer.store().is_unusable() {

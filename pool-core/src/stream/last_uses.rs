@@ -72,10 +72,12 @@ enum Writes {
 struct OpenUses(u16);
 
 impl OpenUses {
+    #[inline]
     fn begin(&mut self) {
         self.0 = self.0.saturating_add(1);
     }
 
+    #[inline]
     fn end(&mut self) {
         if self.0 < u16::MAX {
             self.0 = self.0.saturating_sub(1);
@@ -90,6 +92,7 @@ impl<M: Copy> Used<M> {
         Self { last: mark, written: mark, writes, has_begun, open_reads, open_writes }
     }
 
+    #[inline]
     fn open(&mut self, access: Access) -> &mut OpenUses {
         match access {
             Access::Read => &mut self.open_reads,
@@ -123,6 +126,7 @@ impl<M: Copy> Used<M> {
 
     /// Returns the mark that a new use on another stream must be ordered after, if any. For an open
     /// use it is the latest mark of the stream.
+    #[inline]
     fn before<C: StreamClock<Mark = M>>(
         &self,
         clock: &C,
@@ -141,6 +145,7 @@ impl<M: Copy> Used<M> {
     }
 
     /// Notes a write that ends at `mark`.
+    #[inline]
     fn write<C: StreamClock<Mark = M>>(&mut self, clock: &C, mark: M) {
         let is_later = self.writes == Writes::Written;
         self.written = if is_later { clock.later(self.written, mark) } else { mark };
@@ -335,6 +340,29 @@ impl<C: StreamClock> LastUses<C> {
         self.others.as_ref().map_or(0, |others| others.len())
     }
 
+    /// Begins a use on `on`, if one stream alone used the block, which is `on`, and nothing is to be
+    /// waited for. Returns false, and does nothing, if that is not so.
+    #[inline]
+    pub(crate) fn begin_alone(
+        &mut self,
+        clock: &C,
+        on: &C::Stream,
+        access: Access,
+        cpu_touches: bool,
+    ) -> bool {
+        let now = clock.mark(on);
+        if !self.are_all_on(clock, now) {
+            return false;
+        }
+        let before = self.own.before(clock, access, cpu_touches);
+        let is_ordered = before.is_none_or(|before| clock.is_ordered(on, before));
+        if is_ordered {
+            self.begin(clock, now, access);
+        }
+        is_ordered
+    }
+
+    #[inline]
     pub(crate) fn begin(&mut self, clock: &C, mark: C::Mark, access: Access) {
         let used = self.of_stream(clock, mark);
         used.has_begun = true;
@@ -344,6 +372,7 @@ impl<C: StreamClock> LastUses<C> {
         }
     }
 
+    #[inline]
     pub(crate) fn end(&mut self, clock: &C, mark: C::Mark, access: Access) {
         let used = self.of_stream(clock, mark);
         used.has_begun = true;
@@ -355,11 +384,17 @@ impl<C: StreamClock> LastUses<C> {
         used.open(access).end(); // last: a panic of the clock leaves it open
     }
 
+    #[inline]
     fn of_stream(&mut self, clock: &C, mark: C::Mark) -> &mut Used<C::Mark> {
         self.own_is_newest = clock.same_stream(self.own.last, mark);
         if self.own_is_newest {
             return &mut self.own;
         }
+        self.of_another_stream(clock, mark)
+    }
+
+    #[inline(never)]
+    fn of_another_stream(&mut self, clock: &C, mark: C::Mark) -> &mut Used<C::Mark> {
         let others = self.others.get_or_insert_default();
         if let Some(at) = others.iter().position(|used| clock.same_stream(used.last, mark)) {
             others[at..].rotate_left(1);
