@@ -9,7 +9,7 @@ use crate::block::request::{PoolRequest, PrivateId};
 use crate::observe::{EventFields, Tag};
 use crate::port::{DeviceAllocator, MarkOf, StreamOf};
 use crate::stream::{Access, LastUses};
-use crate::sys::Mutex;
+use crate::sys::Lock;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
@@ -28,7 +28,7 @@ pub(crate) struct Record<A: DeviceAllocator> {
     /// comes from the device, and at each grant of a part.
     pub(crate) store: Option<NonNull<()>>,
     pub(crate) flags: BlockFlags,
-    pub(crate) marks: Mutex<LastUses<A::Clock>>,
+    pub(crate) marks: Lock<LastUses<A::Clock>>,
     pub(crate) kind: A::Kind,
     /// The tag of its request, in a pool with observers.
     pub(crate) tag: Tag,
@@ -136,7 +136,7 @@ impl<A: DeviceAllocator> Record<A> {
             requested,
             store: None,
             flags: BlockFlags::new(flags),
-            marks: Mutex::new(LastUses::new(mark)),
+            marks: Lock::new(LastUses::new(mark)),
             kind,
             tag: Tag::default(),
             freed_at: 0,
