@@ -2,6 +2,8 @@
 //! list or as a tree. Ranges of an arena and classes of whole blocks are such entries.
 
 mod steps;
+#[cfg(test)]
+mod tests;
 mod tree;
 
 pub(crate) use steps::SizeSteps;

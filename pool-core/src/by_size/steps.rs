@@ -28,12 +28,15 @@ pub(crate) struct SizeSteps {
     /// Whether the ranges of a step are a tree in order, not a list.
     ordered: bool,
     bytes: u64,
+    /// Of ranges in order, the one that changed last: it is in no tree until another changes. So a range
+    /// that is split and coalesced in turns moves in no tree.
+    loose: u32,
 }
 
 impl SizeSteps {
     pub(crate) fn new(unit_bits: u32, ordered: bool) -> Self {
         let heads = vec![NONE; ROWS * STEPS].into_boxed_slice();
-        Self { rows: 0, columns: [0; ROWS], heads, unit_bits, ordered, bytes: 0 }
+        Self { rows: 0, columns: [0; ROWS], heads, unit_bits, ordered, bytes: 0, loose: NONE }
     }
 
     /// The sum of all sizes.
@@ -62,6 +65,10 @@ impl SizeSteps {
     #[inline]
     pub(crate) fn remove<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
         self.bytes -= was.bytes;
+        if self.loose == id {
+            self.loose = NONE;
+            return;
+        }
         self.unlink(nodes, id, was);
     }
 
@@ -77,7 +84,10 @@ impl SizeSteps {
     ) {
         self.bytes = self.bytes.wrapping_add(bytes).wrapping_sub(was.bytes);
         if self.ordered {
-            return self.move_in_order(nodes, id, was);
+            if self.loose != id {
+                self.loosen(nodes, id, was);
+            }
+            return;
         }
         let step = self.step(bytes);
         if step != usize::from(own) {
@@ -99,15 +109,20 @@ impl SizeSteps {
         self.join_neighbours(nodes, usize::from(own), (older, newer));
     }
 
-    /// Moves a range that was `was` to its place in the trees.
+    /// Takes a range that was `was` out of its tree, unless it is alone there and stays so. The one that
+    /// was in no tree goes to the tree of its size.
     #[inline(never)]
-    fn move_in_order<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
+    fn loosen<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
         let SizeLinks { older, newer, .. } = nodes.links(id);
-        let step = self.step(nodes.key(id).bytes);
-        let alone = (older, newer) == (NONE, NONE) && self.heads[step] == id;
-        if !alone {
-            self.unlink(nodes, id, was);
-            self.add(nodes, id, step);
+        let alone = (older, newer) == (NONE, NONE);
+        if alone && self.heads[self.step(nodes.key(id).bytes)] == id {
+            return;
+        }
+        self.unlink(nodes, id, was);
+        let loose = std::mem::replace(&mut self.loose, id);
+        if loose != NONE {
+            let step = self.step(nodes.key(loose).bytes);
+            self.add(nodes, loose, step);
         }
     }
 
@@ -180,7 +195,24 @@ impl SizeSteps {
     }
 
     /// The first range in order from a key on, of steps that are trees.
+    #[inline]
     pub(crate) fn first_from<E: Entries>(&self, nodes: &E, key: SizeKey) -> Option<u32> {
+        let first = self.first_in_trees(nodes, key);
+        match self.loose_key(nodes) {
+            Some(loose) if loose >= key && first.is_none_or(|id| loose < nodes.key(id)) => {
+                Some(self.loose)
+            }
+            _ => first,
+        }
+    }
+
+    /// The place of the range that is in no tree, if there is one.
+    #[inline]
+    fn loose_key<E: Entries>(&self, nodes: &E) -> Option<SizeKey> {
+        (self.loose != NONE).then(|| nodes.key(self.loose))
+    }
+
+    fn first_in_trees<E: Entries>(&self, nodes: &E, key: SizeKey) -> Option<u32> {
         let own = self.step(key.bytes);
         let step = self.at_or_above(own)?;
         if let Some(id) = tree::first_from(nodes, self.heads[step], key) {
@@ -236,10 +268,10 @@ impl SizeSteps {
         })
     }
 
-    /// Whether a step has its bit.
+    /// Whether a range is found by the bit of a step, or is in no tree.
     #[cfg(feature = "check")]
-    pub(crate) fn is_set(&self, step: usize) -> bool {
-        self.at_or_above(step) == Some(step)
+    pub(crate) fn finds(&self, id: u32, step: usize) -> bool {
+        self.loose == id || self.at_or_above(step) == Some(step)
     }
 
     /// The first step from `step` on that has a range.
@@ -265,8 +297,23 @@ impl SizeSteps {
         self.heads[step]
     }
 
-    /// The last range in order below a key, in a step or those below it.
+    /// The last range in order below a key, in a step or those below it, or in no tree.
     fn last_below<E: Entries>(
+        &self,
+        nodes: &E,
+        key: SizeKey,
+        step: &mut Option<usize>,
+    ) -> Option<u32> {
+        let last = self.last_in_trees(nodes, key, step);
+        match self.loose_key(nodes) {
+            Some(loose) if loose < key && last.is_none_or(|id| loose > nodes.key(id)) => {
+                Some(self.loose)
+            }
+            _ => last,
+        }
+    }
+
+    fn last_in_trees<E: Entries>(
         &self,
         nodes: &E,
         key: SizeKey,

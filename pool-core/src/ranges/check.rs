@@ -132,7 +132,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             let node = &self.nodes[id];
             assert_eq!(node.state, NodeState::Free(at), "range {id}");
             let step = bins.step(node.bytes);
-            assert!(bins.is_set(step), "step {step} has range {id} and no bit");
+            assert!(bins.finds(id, step), "step {step} has range {id} and no bit");
             if self.config.is_ordered() {
                 let key = node.key();
                 assert!(last.is_none_or(|last| last < key), "range {id} is out of order");

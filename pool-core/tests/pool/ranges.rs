@@ -33,6 +33,23 @@ fn warm_memory_is_behind_the_work_that_used_parts_of_it() {
 }
 
 #[test]
+fn warm_memory_that_was_free_stays_behind_the_work_that_used_it() {
+    for config in [ArenaConfig::grow(), ArenaConfig::torch()] {
+        let device = SimDevice::new();
+        let pool = pool(&device, config);
+        let (s, t) = (pool.default_stream().clone(), device.stream());
+        let both = [(); 2].map(|()| pool.allocate_on(&s, 256 * KIB).unwrap());
+        both.iter().for_each(|buffer| kernel(&device, buffer, &s));
+        drop(both);
+        for bytes in [64 * KIB, 256 * KIB, 512 * KIB] {
+            pool.warm_up(&[(bytes, 1)]).unwrap();
+            kernel(&device, &pool.allocate_on(&t, bytes).unwrap(), &t);
+        }
+        assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+    }
+}
+
+#[test]
 fn warm_up_counts_no_request_and_makes_room_for_all_at_once() {
     let device = SimDevice::new();
     let pool = pool(&device, ArenaConfig::segments(MIB));
