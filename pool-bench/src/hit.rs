@@ -1,22 +1,26 @@
 //! The hit paths, repeated: callgrind counts their instructions.
 
 use crate::input::BadInput;
+use crate::trace::{self, Step, Trace};
 use bucketpool::config::{AnyPool, preset};
 use bucketpool::host::{HostAllocator, Tcache};
 use bucketpool::sim::SimDevice;
 use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder};
+use pool_trace::Kind;
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
 
 const KIB: u64 = 1 << 10;
 /// Sizes that take turns where there are many.
 const SIZES: u64 = 500;
+/// Allocations of a program that are replayed.
+const REPLAYED: usize = 1000;
 
 /// A path: its name, and the function that runs it that many times.
 type Path = (&'static str, fn(u64) -> Option<()>);
 
 /// Every path. The names stand in `instructions.json`.
-pub const PATHS: [Path; 16] = [
+pub const PATHS: [Path; 18] = [
     ("host, pow2, 4 KiB", |pairs| one(host(BucketPolicy::PowerOfTwo), 4 * KIB, pairs)),
     ("host, exact, 4 KiB", |pairs| one(host(BucketPolicy::Exact), 4 * KIB, pairs)),
     ("host, fit:2, 4 KiB", |pairs| one(host(BucketPolicy::Fit { alpha: 2.0 }), 4 * KIB, pairs)),
@@ -34,6 +38,10 @@ pub const PATHS: [Path; 16] = [
         many(BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow()), pairs)
     }),
     ("sim, preset:caching, 500 sizes", |pairs| many(preset::caching(SimDevice::new()), pairs)),
+    ("sim, arena, a training", |pairs| {
+        training(BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow()), pairs)
+    }),
+    ("sim, preset:caching, a training", |pairs| training(preset::caching(SimDevice::new()), pairs)),
     ("tcache, 64 B", |pairs| tcache(64, pairs)),
     ("tcache, 256 KiB", |pairs| tcache(256 * 1024, pairs)),
     ("tcache, 4 MiB", |pairs| tcache(4 << 20, pairs)),
@@ -79,6 +87,32 @@ fn many<A: DeviceAllocator>(builder: PoolBuilder<A>, pairs: u64) -> Option<()> {
     drop(live.ok()?);
     for pair in 0..pairs {
         drop(black_box(pool.allocate(black_box((pair % SIZES + 1) * KIB)).ok()?));
+    }
+    Some(())
+}
+
+/// The first allocations of `resnet18_train` and their frees, again and again: free ranges are split and
+/// coalesce as in a program, and change their sizes.
+fn training<A: DeviceAllocator>(builder: PoolBuilder<A>, pairs: u64) -> Option<()> {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../traces/resnet18_train.ptrace.csv.zst");
+    let mut log = trace::read_log(file.as_ref()).ok()?;
+    let mut allocations = log.operations.iter().enumerate().filter(|(_, op)| op.kind == Kind::Allocate);
+    let (end, _) = allocations.nth(REPLAYED)?;
+    log.operations.truncate(end);
+    let (pool, trace) = (builder.build(), Trace::of(&log).ok()?);
+    let mut slots: Vec<_> = (0..trace.slots).map(|_| None).collect();
+    // What is live at the end of a pass is freed, so that all passes but the first are alike.
+    for _ in 0..=pairs / REPLAYED as u64 {
+        for step in &trace.steps {
+            match *step {
+                Step::Allocate { slot, bytes, .. } => {
+                    slots[slot as usize] = Some(black_box(pool.allocate(black_box(bytes)).ok()?));
+                }
+                Step::Free { slot, .. } => slots[slot as usize] = None,
+                Step::Use { .. } => {}
+            }
+        }
+        slots.iter_mut().for_each(|slot| *slot = None);
     }
     Some(())
 }
