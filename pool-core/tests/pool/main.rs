@@ -18,6 +18,7 @@ mod many_blocks;
 mod messages;
 mod observers;
 mod odd_kinds;
+mod own_uses;
 mod panics;
 mod ranges;
 mod readers;
