@@ -304,7 +304,8 @@ impl<A: DeviceAllocator> Store<A> {
         let record = match state.ranges.take(&request, &self.requester_on(on)) {
             Some(served) => {
                 let store = (self.own_address(), self.bounds.statistics);
-                state.lend_served(&served, (kind, requested), now, store)
+                // Under the lock: behind what another thread on the stream has freed since `now`.
+                state.lend_served(&served, (kind, requested), clock.mark(stream), store)
             }
             None => None,
         };

@@ -105,7 +105,7 @@ impl SizeSteps {
         if next != NONE {
             nodes.links_mut(next).newer = id;
         }
-        self.mark(step);
+        self.set_bit(step);
         self.join_neighbours(nodes, usize::from(own), (older, newer));
     }
 
@@ -140,7 +140,7 @@ impl SizeSteps {
                 nodes.links_mut(older).newer = id;
             }
         }
-        self.mark(step);
+        self.set_bit(step);
     }
 
     #[inline]
@@ -152,7 +152,7 @@ impl SizeSteps {
         }
         tree::remove(nodes, &mut self.heads[step], id, was);
         if self.heads[step] == NONE {
-            self.clear(step);
+            self.clear_bit(step);
         }
     }
 
@@ -173,20 +173,20 @@ impl SizeSteps {
         }
         self.heads[step] = older;
         if older == NONE {
-            self.clear(step);
+            self.clear_bit(step);
         }
     }
 
     /// Sets the bit of a step.
     #[inline]
-    fn mark(&mut self, step: usize) {
+    fn set_bit(&mut self, step: usize) {
         self.rows |= 1 << (step >> STEP_BITS);
         self.columns[step >> STEP_BITS] |= 1 << (step & (STEPS - 1));
     }
 
     /// Clears the bit of a step.
     #[inline]
-    fn clear(&mut self, step: usize) {
+    fn clear_bit(&mut self, step: usize) {
         let row = step >> STEP_BITS;
         self.columns[row] &= !(1 << (step & (STEPS - 1)));
         if self.columns[row] == 0 {
