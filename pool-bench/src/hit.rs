@@ -96,7 +96,8 @@ fn many<A: DeviceAllocator>(builder: PoolBuilder<A>, pairs: u64) -> Option<()> {
 fn training<A: DeviceAllocator>(builder: PoolBuilder<A>, pairs: u64) -> Option<()> {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../traces/resnet18_train.ptrace.csv.zst");
     let mut log = trace::read_log(file.as_ref()).ok()?;
-    let mut allocations = log.operations.iter().enumerate().filter(|(_, op)| op.kind == Kind::Allocate);
+    let mut allocations =
+        log.operations.iter().enumerate().filter(|(_, op)| op.kind == Kind::Allocate);
     let (end, _) = allocations.nth(REPLAYED)?;
     log.operations.truncate(end);
     let (pool, trace) = (builder.build(), Trace::of(&log).ok()?);

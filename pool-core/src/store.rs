@@ -56,7 +56,7 @@ use crate::limits::{
     Asker, Budget, CachedLimit, CachedLimitNow, DeviceId, Ledger, Retention, Ticks, Transit,
 };
 use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
-use crate::port::{DeviceAllocator, DeviceError, MarkOf, StreamClock, StreamOf, Why};
+use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why};
 use crate::ranges::plain::Served;
 use crate::shard::{Grant, Homes, Keeping, Shards, State};
 use crate::size::SizeClasses;
@@ -230,12 +230,13 @@ impl<A: DeviceAllocator> Store<A> {
         let mut state = self.shards.lock_home(at);
         state.note_thread(thread);
         let Some(mut record) = state.take_plain(key, (bytes, requested), (clock, on)) else {
-            return self.hit_not_plain(state, (key, now), (bytes, requested), on);
+            return self.hit_not_plain(state, key, (bytes, requested), (stream, on));
         };
         self.unlock(state);
         record.requested = requested;
         if size_of_val(&now) > 0 {
-            record.marks.get_mut().restart_plain(now);
+            // Anew: another thread may have used and freed the block on this stream since.
+            record.marks.get_mut().restart_plain(clock.mark(stream));
         }
         Some(record)
     }
@@ -264,9 +265,9 @@ impl<A: DeviceAllocator> Store<A> {
     fn hit_not_plain(
         &self,
         mut state: LockGuard<'_, State<A>>,
-        (key, now): (Key<A::Kind>, MarkOf<A>),
+        key: Key<A::Kind>,
         (bytes, requested): (u64, u64),
-        on: &StreamOf<A>,
+        (stream, on): (&StreamOf<A>, &StreamOf<A>),
     ) -> Option<RecordOwner<A>> {
         let requester = self.requester_on(on);
         let statistics = self.bounds.statistics;
@@ -278,7 +279,7 @@ impl<A: DeviceAllocator> Store<A> {
         self.unlock(state);
         let mut record = record?;
         record.requested = requested;
-        record.uses_mut().restart(now);
+        record.uses_mut().restart(requester.clock.mark(stream));
         record.flags.set(CLEAN, false); // the program may write it
         Some(record)
     }

@@ -32,6 +32,7 @@ mod scripts;
 mod settings;
 mod shards;
 mod shards_faults;
+mod shared_streams;
 mod sim;
 mod streams;
 mod unwinding;
