@@ -165,10 +165,12 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             Pending::One(mark) => Some(Some(*mark)),
             Pending::Many(_) => None,
         };
-        let is_plain = |mark| self.free_plain(clock, id, mark, (unzeroed, freed_at));
-        if !one.is_some_and(is_plain) {
-            self.free_not_plain(clock, id, marks, (unzeroed, freed_at));
+        if let Some(mark) = one
+            && self.free_plain(clock, id, mark, (unzeroed, freed_at))
+        {
+            return;
         }
+        self.free_not_plain(clock, id, marks, (unzeroed, freed_at));
     }
 
     /// As [`Ranges::free`], whatever the range is.

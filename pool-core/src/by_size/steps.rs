@@ -74,7 +74,8 @@ impl SizeSteps {
 
     /// Follows a range in step `own` that was `was` and has `bytes` bytes now. In a list it keeps its
     /// place if its step is the same.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
+    #[inline(always)]
     pub(crate) fn resize<E: Entries>(
         &mut self,
         nodes: &mut E,

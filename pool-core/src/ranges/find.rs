@@ -172,7 +172,8 @@ struct Search<'b, M> {
 impl<M: Clone> Search<'_, M> {
     /// A range of a list: the smallest of a few in the request's own step, else of a few in the
     /// next step that has one.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
     fn good<K>(
         &self,
         list: &RangeList<K>,
@@ -196,7 +197,8 @@ impl<M: Clone> Search<'_, M> {
 
     /// The smallest of a few ranges of one step that have one of these sizes, the first exact one if
     /// there is one.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
     fn in_step(
         &self,
         head: u32,

@@ -117,7 +117,7 @@ impl<K: Copy + Eq> RangeLists<K> {
     #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
     #[inline(always)]
     pub(crate) fn known(&mut self, group: Group<K>, used_by: UsedBy) -> Option<u16> {
-        let last = self.last[slot(group, used_by)];
+        let last = self.last[slot(group.small, used_by)];
         let list = self.all.get(usize::from(last));
         match list.is_some_and(|list| list.used_by == used_by && list.group == group) {
             true => Some(last),
@@ -130,7 +130,7 @@ impl<K: Copy + Eq> RangeLists<K> {
     fn search(&mut self, group: Group<K>, used_by: UsedBy) -> Option<u16> {
         let is = |list: &RangeList<K>| list.used_by == used_by && list.group == group;
         let at = number(self.all.iter().position(is)?);
-        self.last[slot(group, used_by)] = at;
+        self.last[slot(group.small, used_by)] = at;
         Some(at)
     }
 
@@ -205,8 +205,8 @@ impl<K: Copy + Eq> RangeLists<K> {
 
 /// Where the list is remembered that was asked for last.
 #[inline]
-fn slot<K>(group: Group<K>, used_by: UsedBy) -> usize {
-    usize::from(group.small) + if used_by == UsedBy::NoStream { 2 } else { 0 }
+fn slot(small: bool, used_by: UsedBy) -> usize {
+    usize::from(small) + if used_by == UsedBy::NoStream { 2 } else { 0 }
 }
 
 fn number(at: usize) -> u16 {

@@ -181,7 +181,7 @@ fn an_open_use_on_the_own_stream_lasts_until_the_drop() {
         device.kernel(&own, &used);
         drop(buffer);
         let next = pool.allocate_on(&other, KIB).unwrap();
-        device.kernel(&other, &*next.on(&other).unwrap());
+        device.kernel(&other, &next.on(&other).unwrap());
         assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
         pool.check();
     }

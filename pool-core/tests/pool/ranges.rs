@@ -39,7 +39,9 @@ fn warm_memory_that_was_free_stays_behind_the_work_that_used_it() {
         let pool = pool(&device, config);
         let (s, t) = (pool.default_stream().clone(), device.stream());
         let both = [(); 2].map(|()| pool.allocate_on(&s, 256 * KIB).unwrap());
-        both.iter().for_each(|buffer| kernel(&device, buffer, &s));
+        for buffer in &both {
+            kernel(&device, buffer, &s);
+        }
         drop(both);
         for bytes in [64 * KIB, 256 * KIB, 512 * KIB] {
             pool.warm_up(&[(bytes, 1)]).unwrap();
