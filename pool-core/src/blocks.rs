@@ -16,7 +16,7 @@ mod lists;
 mod places;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Key;

@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 /// Memory without memory.
-struct Nothing;
+pub(crate) struct Nothing;
 
 impl DeviceAllocator for Nothing {
     type Block = u64;
@@ -46,7 +46,7 @@ struct Known {
     freed_at: u64,
 }
 
-fn record(id: u64, bytes: u64, kind: u8, freed_at: u64) -> RecordOwner<Nothing> {
+pub(crate) fn record(id: u64, bytes: u64, kind: u8, freed_at: u64) -> RecordOwner<Nothing> {
     let classes = SizeClasses::new(BucketPolicy::Exact, Some(1), 1, u64::MAX);
     let class = classes.of(bytes).unwrap();
     let key = Key { kind, stream_id: 0 };

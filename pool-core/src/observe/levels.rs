@@ -137,6 +137,12 @@ impl Level {
         }
     }
 
+    /// All that came. Resets do not change it.
+    #[inline]
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
     /// All that went. Wraps in a shard alone into which more was freed than was taken there.
     pub(crate) fn freed(&self) -> u64 {
         self.total.wrapping_sub(self.now.cast_unsigned())

@@ -1,12 +1,12 @@
 //! What a shard lets other shards know without its lock; and its rounds, by which a pool knows that it
-//! has too few shards.
+//! has too few shards. A round counts what the shard has served: its time may be that of another one.
 
 use crate::port::DeviceAllocator;
 use crate::shard::State;
 // Not a word that a build counts: its line is that of the lock.
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Requests of a round: after so many a shard counts what happened in it.
+/// Buffers of a round: when it has served so many, a shard counts what happened in it.
 const ROUND: u64 = if cfg!(any(loom, shuttle)) { 8 } else { 2048 };
 /// A shard goes from one thread to another with one request in this many: that is too often, and the
 /// pool takes more shards. (A thread seldom finds a lock taken: it waits for the cache line.)
@@ -30,7 +30,7 @@ impl Published {
 /// The present round of a shard.
 #[derive(Debug, Default)]
 pub(crate) struct Round {
-    /// The time at which it ends; 0 before the first.
+    /// It ends when the shard has served so many buffers; 0 before the first.
     ends: u64,
     /// The thread that took a block last, and how often that was another one than before.
     thread: usize,
@@ -50,7 +50,7 @@ impl<A: DeviceAllocator> State<A> {
     /// Whether a round has ended.
     #[inline]
     pub(crate) fn is_round_over(&self) -> bool {
-        self.turn >= self.round.ends
+        self.accounts.live.total() >= self.round.ends
     }
 
     /// Begins a round. Returns whether threads took turns so often in the one before that the pool
@@ -58,7 +58,7 @@ impl<A: DeviceAllocator> State<A> {
     pub(crate) fn end_round(&mut self) -> bool {
         let round = &mut self.round;
         let is_crowded = round.ends > 0 && round.passes * PASSES_TO_SPREAD > ROUND;
-        (round.ends, round.passes) = (self.turn + ROUND, 0);
+        (round.ends, round.passes) = (self.accounts.live.total() + ROUND, 0);
         is_crowded
     }
 

@@ -174,3 +174,33 @@ impl<A: DeviceAllocator> Store<A> {
         self.sum();
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use crate::blocks::tests::Nothing;
+    use crate::pool::BucketPool;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn a_shard_that_is_behind_has_rounds_as_long_as_others() {
+        let pool = BucketPool::builder(Nothing).shards(2).build();
+        let (store, mut ends) = (pool.store(), Vec::new());
+        let mut state = store.shards.lock(1);
+        for request in 0..3 * 2048 {
+            if request % 1000 == 0 {
+                store.turn.fetch_add(1 << 20, Relaxed); // the other shard goes on
+            }
+            if request % 100 == 0 {
+                store.keep_time(&mut state); // as each miss does
+            }
+            state.count_out(64, 64);
+            if state.is_round_over() {
+                ends.push(request);
+            }
+            store.ended_round(&mut state);
+            state.accounts.freed(64, 64);
+            state.accounts.live.down(1);
+        }
+        assert_eq!(ends, [0, 2048, 4096]);
+    }
+}
