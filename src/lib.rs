@@ -3,8 +3,8 @@
 
 pub use pool_core::{
     AllocError, AllocateAsync, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError,
-    GIB, KIB, Limit, MIB, PoolBuilder, PoolStats, PooledBuffer, PrivatePool, StreamClock, StreamOf,
-    Transfer, Why, ZeroPolicy,
+    GIB, HandleSettings, KIB, Limit, MIB, PoolBuilder, PoolRef, PoolStats, PooledBuffer,
+    PrivatePool, StreamClock, StreamOf, Transfer, Why, ZeroPolicy,
 };
 
 #[cfg(pool_counts)]

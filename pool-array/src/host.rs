@@ -24,25 +24,30 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     where
         A: HostMemory,
     {
-        let mut array = Self::new(pool, shape)?.checked()?;
-        array.fill(value);
+        let mut array = Self::new(pool, shape)?;
+        array.checked()?.fill(value);
         Ok(array)
     }
 
-    /// Size and alignment come from safe methods of the backend, which may be wrong.
-    pub(super) fn checked(self) -> Result<Self, AllocError>
+    /// The elements of a new array. Size and alignment come from safe methods of the backend, which
+    /// may be wrong.
+    #[inline]
+    pub(super) fn checked(&mut self) -> Result<&mut [T], AllocError>
     where
         A: HostMemory,
     {
-        let slice = bytemuck::try_cast_slice::<u8, T>(&self.buffer);
-        let elements = slice.map_or(0, <[T]>::len);
-        if size_of::<T>() == 0 || elements == self.elements() {
-            return Ok(self);
+        if size_of::<T>() > 0 && self.len() != self.elements() {
+            return Err(self.misfit());
         }
+        Ok(self)
+    }
+
+    #[cold]
+    fn misfit(&self) -> AllocError {
         let call = "lay an array over a block that is shorter than requested, or not aligned as \
                     the backend says";
         let cause = DeviceError::new(Why::Unsupported, call);
-        Err(self.pool.refusal(cause, self.buffer.size()))
+        self.buffer.pool(self.settings).refusal(cause, self.buffer.size())
     }
 
     /// Returns an array of the same pool with `f` of each element.
@@ -56,8 +61,8 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     where
         A: HostMemory,
     {
-        let mut result = PooledArray::new(&self.pool, self.shape.clone())?.checked()?;
-        let elements = result.iter_mut().zip(self.iter().map(f));
+        let mut result = self.beside::<U>()?;
+        let elements = result.checked()?.iter_mut().zip(self.iter().map(f));
         elements.for_each(|(to, value)| *to = value);
         Ok(result)
     }
@@ -78,18 +83,23 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
         A: HostMemory,
     {
         if self.shape != other.shape {
-            let text = format!(
-                "arrays of shapes {:?} and {:?}; expected two arrays of one shape",
-                self.shape, other.shape
-            );
-            let cause = DeviceError::new(Why::ShapeMismatch, "combine arrays");
-            return Err(self.pool.refusal(cause, self.buffer.size()).with_argument(text));
+            return Err(self.mismatch(&other.shape));
         }
-        let mut result = PooledArray::new(&self.pool, self.shape.clone())?.checked()?;
-        for ((to, a), b) in result.iter_mut().zip(self.iter()).zip(other.iter()) {
+        let mut result = self.beside::<V>()?;
+        for ((to, a), b) in result.checked()?.iter_mut().zip(self.iter()).zip(other.iter()) {
             *to = f(*a, *b);
         }
         Ok(result)
+    }
+
+    #[cold]
+    fn mismatch(&self, other: &Shape) -> AllocError {
+        let text = format!(
+            "arrays of shapes {:?} and {other:?}; expected two arrays of one shape",
+            self.shape
+        );
+        let cause = DeviceError::new(Why::ShapeMismatch, "combine arrays");
+        self.buffer.pool(self.settings).refusal(cause, self.buffer.size()).with_argument(text)
     }
 
     /// Returns the sum of all elements.
@@ -113,8 +123,8 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     where
         A: HostMemory,
     {
-        let mut copy = Self::new(&self.pool, self.shape.clone())?.checked()?;
-        copy.copy_from_slice(self);
+        let mut copy = self.beside::<T>()?;
+        copy.checked()?.copy_from_slice(self);
         Ok(copy)
     }
 }

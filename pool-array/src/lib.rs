@@ -13,8 +13,8 @@ pub use bytemuck::Pod;
 pub use ndarray;
 use pool_core::buffer::Use;
 use pool_core::{
-    AllocError, BucketPool, DeviceAllocator, DeviceError, PooledBuffer, StreamClock, StreamOf,
-    Transfer, Why,
+    AllocError, BucketPool, DeviceAllocator, DeviceError, HandleSettings, PoolRef, PooledBuffer,
+    StreamClock, StreamOf, Transfer, Why,
 };
 pub use shape::Shape;
 use std::fmt;
@@ -27,8 +27,11 @@ use std::marker::PhantomData;
 /// binding of wgpu. In host memory the array derefs to a slice, has `a[[row, column]]`, operators
 /// whose results come from the same pool, and with the feature `ndarray` views and `Zip`.
 ///
-/// An array holds its pool, by an atomic reference count that threads share. Results of operations
-/// come from there.
+/// Results of operations come from the pool of their first operand, as requests of the handle that
+/// made it: with its tag and its timeout. An array counts no handle. Once the last one is dropped,
+/// the memory of results comes from the device, and goes back to it with them.
+///
+/// Cost: an array with up to four axes has 64 bytes and takes a few instructions more than its buffer.
 ///
 /// # Examples
 ///
@@ -49,7 +52,8 @@ use std::marker::PhantomData;
 /// ```
 pub struct PooledArray<T, A: DeviceAllocator> {
     buffer: PooledBuffer<A>,
-    pool: BucketPool<A>,
+    /// Those of the handle that made it.
+    settings: HandleSettings,
     shape: Shape,
     element: PhantomData<T>,
 }
@@ -75,6 +79,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// assert_eq!(too_large.unwrap_err().why(), Why::TooLarge);
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
+    #[inline]
     pub fn new(pool: &BucketPool<A>, shape: impl Into<Shape>) -> Result<Self, AllocError> {
         Self::new_on(pool, pool.allocator().clock().default_stream(), shape)
     }
@@ -100,6 +105,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// assert_eq!(array.write_on(&foreign, &[3, 4]).unwrap_err().why, Why::Foreign);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[inline]
     pub fn new_on(
         pool: &BucketPool<A>,
         stream: &StreamOf<A>,
@@ -126,6 +132,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// assert_eq!(too_many.unwrap_err().why(), Why::Limit(Limit::Reserved));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[inline]
     pub fn zeros(pool: &BucketPool<A>, shape: impl Into<Shape>) -> Result<Self, AllocError> {
         Self::zeros_on(pool, pool.allocator().clock().default_stream(), shape)
     }
@@ -137,6 +144,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// As for [`PooledArray::new_on`].
     ///
     /// See [`PooledArray::zeros`] for an example.
+    #[inline]
     pub fn zeros_on(
         pool: &BucketPool<A>,
         stream: &StreamOf<A>,
@@ -145,21 +153,42 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
         Self::make(pool, stream, shape.into(), true)
     }
 
+    /// Allocates an array beside this one: from its pool, of its shape, on the default stream.
+    #[inline]
+    fn beside<U: Pod>(&self) -> Result<PooledArray<U, A>, AllocError> {
+        let (pool, settings) = (self.buffer.pool(self.settings), self.settings);
+        let Some(bytes) = PooledArray::<U, A>::bytes(self.elements()) else {
+            return Err(PooledArray::<U, A>::too_large(&pool, &self.shape));
+        };
+        let stream = pool.allocator().clock().default_stream();
+        let buffer = pool.allocate_for(stream, bytes, align_of::<U>() as u64, false)?;
+        Ok(PooledArray { buffer, settings, shape: self.shape.clone(), element: PhantomData })
+    }
+
+    #[expect(clippy::inline_always, reason = "most of it is known where a shape is written")]
+    #[inline(always)]
     fn make(
         pool: &BucketPool<A>,
         stream: &StreamOf<A>,
         shape: Shape,
         zeroed: bool,
     ) -> Result<Self, AllocError> {
-        let bytes = shape.elements().and_then(|elements| elements.checked_mul(size_of::<T>()));
-        let bytes = bytes.filter(|bytes| *bytes <= isize::MAX.unsigned_abs());
-        let bytes = bytes.ok_or_else(|| Self::too_large(pool, &shape))?;
-        let buffer = pool.allocate_for(stream, bytes as u64, align_of::<T>() as u64, zeroed)?;
-        Ok(Self { buffer, pool: pool.clone(), shape, element: PhantomData })
+        let Some(bytes) = shape.elements().and_then(Self::bytes) else {
+            return Err(Self::too_large(&pool.by_ref(), &shape));
+        };
+        let buffer = pool.allocate_for(stream, bytes, align_of::<T>() as u64, zeroed)?;
+        Ok(Self { buffer, settings: pool.by_ref().settings(), shape, element: PhantomData })
+    }
+
+    /// The bytes of so many elements; `None` above `isize::MAX`.
+    #[inline]
+    fn bytes(elements: usize) -> Option<u64> {
+        let bytes = elements.checked_mul(size_of::<T>())?;
+        (bytes <= isize::MAX.unsigned_abs()).then_some(bytes as u64)
     }
 
     #[cold]
-    fn too_large(pool: &BucketPool<A>, shape: &Shape) -> AllocError {
+    fn too_large(pool: &PoolRef<'_, A>, shape: &Shape) -> AllocError {
         let text = format!(
             "shape {shape:?} of elements of {} B; expected at most {} B in all",
             size_of::<T>(),
@@ -178,13 +207,27 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// Returns the number of all elements.
     #[must_use]
     pub fn elements(&self) -> usize {
-        self.shape.iter().product()
+        self.shape.product()
     }
 
-    /// Returns the pool that the array belongs to.
+    /// Returns a handle of the pool that the array came from, as the one that made it; `None` if the
+    /// last handle was dropped.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, array::PooledArray, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let array = PooledArray::from_slice(&pool, [3], &[1, 2, 3])?;
+    /// assert_eq!(array.pool().map(|pool| pool.stats().allocations), Some(1));
+    /// drop(pool);
+    /// assert!(array.pool().is_none());
+    /// assert_eq!(array.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
-    pub fn pool(&self) -> &BucketPool<A> {
-        &self.pool
+    pub fn pool(&self) -> Option<BucketPool<A>> {
+        self.buffer.pool(self.settings).handle()
     }
 
     /// Returns the buffer.

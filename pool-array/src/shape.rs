@@ -1,8 +1,10 @@
 //! The shape of an array.
 
-use smallvec::SmallVec;
 use std::fmt;
 use std::ops::Deref;
+
+/// Axes that take no heap.
+const FEW: usize = 4;
 
 /// The number of elements of each axis. Up to four axes take no heap.
 ///
@@ -14,75 +16,130 @@ use std::ops::Deref;
 /// assert_eq!(Shape::from((2, 3)), Shape::from(&[2, 3][..]));
 /// assert_eq!(Shape::from(6).elements(), Some(6));
 /// assert_eq!(Shape::from([usize::MAX / 2, 2]).elements(), None);
+/// assert_eq!(Shape::from([2; 5]).elements(), Some(32));
 /// ```
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
-pub struct Shape(SmallVec<[usize; 4]>);
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Shape(Axes);
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Axes {
+    /// The first `count` of these; the others are 1.
+    Few { count: u8, axes: [usize; FEW] },
+    /// More than that.
+    Many(Box<[usize]>),
+}
 
 impl Shape {
+    #[inline]
+    fn of(given: &[usize]) -> Self {
+        let (mut axes, count) = ([1; FEW], u8::try_from(given.len()));
+        match (count, axes.get_mut(..given.len())) {
+            (Ok(count), Some(first)) => {
+                first.copy_from_slice(given);
+                Self(Axes::Few { count, axes })
+            }
+            _ => Self(Axes::Many(given.into())),
+        }
+    }
+
     /// Returns the number of all elements; `None` if it exceeds `isize::MAX`, as if no axis was 0.
+    #[inline]
     #[must_use]
     pub fn elements(&self) -> Option<usize> {
-        // `ndarray` limits the product of the axes that are not 0, even if another axis is 0.
-        let axes = self.0.iter().filter(|axis| **axis > 0);
-        let product = axes.copied().try_fold(1_usize, usize::checked_mul)?;
-        isize::try_from(product).ok()?;
-        Some(if self.0.contains(&0) { 0 } else { product })
+        match &self.0 {
+            Axes::Few { axes, .. } => checked_product(axes),
+            Axes::Many(axes) => checked_product(axes),
+        }
+    }
+
+    /// The number of all elements of an array that exists.
+    #[inline]
+    pub(super) fn product(&self) -> usize {
+        match &self.0 {
+            Axes::Few { axes, .. } => axes.iter().product(),
+            Axes::Many(axes) => axes.iter().product(),
+        }
     }
 
     /// Returns the number of the element at an index in row-major order, if there is one.
     pub(super) fn offset(&self, index: &[usize]) -> Option<usize> {
-        if index.len() != self.0.len() || index.iter().zip(&self.0).any(|(at, axis)| at >= axis) {
+        if index.len() != self.len() || index.iter().zip(&**self).any(|(at, axis)| at >= axis) {
             return None;
         }
-        Some(index.iter().zip(&self.0).fold(0, |offset, (at, axis)| offset * axis + at))
+        Some(index.iter().zip(&**self).fold(0, |offset, (at, axis)| offset * axis + at))
+    }
+}
+
+#[inline]
+fn checked_product(axes: &[usize]) -> Option<usize> {
+    // `ndarray` limits the product of the axes that are not 0, even if another axis is 0.
+    let product =
+        axes.iter().try_fold(1_usize, |product, axis| product.checked_mul((*axis).max(1)))?;
+    isize::try_from(product).ok()?;
+    Some(axes.iter().product())
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self::of(&[])
     }
 }
 
 impl Deref for Shape {
     type Target = [usize];
+    #[inline]
     fn deref(&self) -> &[usize] {
-        &self.0
+        match &self.0 {
+            Axes::Few { count, axes } => axes.get(..usize::from(*count)).unwrap_or(axes),
+            Axes::Many(axes) => axes,
+        }
     }
 }
 
 impl From<usize> for Shape {
+    #[inline]
     fn from(elements: usize) -> Self {
-        Self::from([elements])
+        Self::of(&[elements])
     }
 }
 
 impl<const AXES: usize> From<[usize; AXES]> for Shape {
+    #[inline]
     fn from(axes: [usize; AXES]) -> Self {
-        Self(SmallVec::from_slice(&axes))
+        Self::of(&axes)
     }
 }
 
 impl<const AXES: usize> From<&[usize; AXES]> for Shape {
+    #[inline]
     fn from(axes: &[usize; AXES]) -> Self {
-        Self(SmallVec::from_slice(axes))
+        Self::of(axes)
     }
 }
 
 impl From<&[usize]> for Shape {
+    #[inline]
     fn from(axes: &[usize]) -> Self {
-        Self(SmallVec::from_slice(axes))
+        Self::of(axes)
     }
 }
 
 impl From<(usize, usize)> for Shape {
+    #[inline]
     fn from((rows, columns): (usize, usize)) -> Self {
-        Self::from([rows, columns])
+        Self::of(&[rows, columns])
     }
 }
 
 impl From<(usize, usize, usize)> for Shape {
+    #[inline]
     fn from((planes, rows, columns): (usize, usize, usize)) -> Self {
-        Self::from([planes, rows, columns])
+        Self::of(&[planes, rows, columns])
     }
 }
 
 impl fmt::Debug for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        (**self).fmt(f)
     }
 }

@@ -21,7 +21,8 @@ impl<T: Pod, A: HostMemory> PooledArray<T, A> {
         pool: &BucketPool<A>,
         view: &ArrayRef<T, D>,
     ) -> Result<Self, AllocError> {
-        let mut array = Self::new(pool, view.shape())?.checked()?;
+        let mut array = Self::new(pool, view.shape())?;
+        array.checked()?;
         array.view_mut().assign(&view.view().into_dyn());
         Ok(array)
     }

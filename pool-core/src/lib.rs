@@ -39,6 +39,7 @@ pub use error::AllocError;
 pub use observe::PoolStats;
 pub use pool::BucketPool;
 pub use pool::builder::PoolBuilder;
+pub use pool::pool_ref::{HandleSettings, PoolRef};
 pub use pool::private_pool::PrivatePool;
 pub use pool::waiting::AllocateAsync;
 pub use port::{

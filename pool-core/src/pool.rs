@@ -2,6 +2,7 @@
 
 mod ahead;
 pub(crate) mod builder;
+pub(crate) mod pool_ref;
 pub(crate) mod private_pool;
 mod set_limits;
 mod settings;
@@ -13,6 +14,7 @@ use crate::block::request::{Key, PoolRequest};
 use crate::buffer::PooledBuffer;
 use crate::error::AllocError;
 use crate::observe::{EventKind, Tag};
+use crate::pool::pool_ref::HandleSettings;
 use crate::pool::waiting::WakeAtEnd;
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy, Zeroing};
 use crate::shard::Grant;
@@ -24,7 +26,6 @@ use std::fmt;
 use std::mem;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A pool of blocks of one kind of memory, which caches freed blocks and reuses them.
 ///
@@ -46,23 +47,21 @@ use std::time::Duration;
 /// ```
 pub struct BucketPool<A: DeviceAllocator> {
     handle: Handle<A>,
-    zero: ZeroPolicy,
-    tag: Tag,
+    settings: HandleSettings,
     /// The flags at which its requests are no hits.
     no_hit_at: u32,
-    /// The timeout of requests of this handle that wait for memory.
-    wait_timeout: Option<Duration>,
 }
 
 impl<A: DeviceAllocator> BucketPool<A> {
     /// Makes a pool over a store that has no owner yet.
-    pub(crate) fn over(store: Store<A>, zero: ZeroPolicy) -> Self {
+    pub(crate) fn over(store: Store<A>) -> Self {
         let owner = Arc::new(Owner::new(store));
+        let _ = owner.store().owner.set(Arc::downgrade(&owner));
         let (clock, budget) = (owner.store().allocator.clock(), &owner.store().ledger.budget);
         budget.join(&owner);
         clock.tell_of_submissions(budget.told_of_submissions());
-        let (handle, tag) = (Handle::new(owner), Tag::default());
-        Self { handle, zero, tag, no_hit_at: no_hit_at(zero, false), wait_timeout: None }
+        let no_hit_at = no_hit_at(owner.store().bounds.zero, false);
+        Self { handle: Handle::new(owner), settings: HandleSettings::default(), no_hit_at }
     }
 
     /// Returns the pool's allocator.
@@ -257,14 +256,15 @@ impl<A: DeviceAllocator> BucketPool<A> {
         alignment: u64,
         zeroed: bool,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        let kind = A::Kind::default();
-        if alignment <= self.allocator().alignment_of(kind) {
-            return self.allocate_any(stream, bytes, kind, zeroed);
+        let mut kind = A::Kind::default();
+        if alignment > self.allocator().alignment_of(kind) {
+            kind = self.kind_aligned(alignment, bytes)?;
         }
-        self.allocate_any(stream, bytes, self.kind_aligned(alignment, bytes)?, zeroed)
+        self.allocate_any(stream, bytes, kind, zeroed)
     }
 
     /// Returns the kind of memory whose blocks start at multiples of `alignment` bytes.
+    #[cold]
     fn kind_aligned(&self, alignment: u64, bytes: u64) -> Result<A::Kind, AllocError> {
         self.store().aligned(A::Kind::default(), alignment).map_err(|cause| {
             let text = match cause {
@@ -361,7 +361,11 @@ impl<A: DeviceAllocator> BucketPool<A> {
         };
         let reuse = store.allocator.clock().reuse_of(stream);
         let on = reuse.as_ref().unwrap_or(stream);
-        store.hit_range((stream, on), kind, (bytes, requested)).map(PooledBuffer::again)
+        let watch = store.watch();
+        let record = store.hit_range((stream, on), kind, (bytes, requested))?;
+        let buffer = PooledBuffer::again(record);
+        drop(watch);
+        if store.is_broken() { None } else { Some(buffer) }
     }
 
     /// Serves a request that is no plain hit.
@@ -373,13 +377,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
         kind: A::Kind,
         zeroed: bool,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        if let Some(timeout) = self.wait_timeout
+        let wait_timeout = self.settings.wait_timeout();
+        if let Some(timeout) = wait_timeout
             && self.budget().has_waiters()
         {
             // The request must not overtake the requests that wait already.
             return self.wait_for(stream, bytes, (kind, zeroed), timeout, None);
         }
-        let joins_line = self.wait_timeout.is_some();
+        let joins_line = wait_timeout.is_some();
         let lent = self.try_allocate(stream, bytes, (kind, zeroed), joins_line);
         let short = match lent {
             Ok(buffer) => {
@@ -395,12 +400,12 @@ impl<A: DeviceAllocator> BucketPool<A> {
                 short
             }
         };
-        if let Some(timeout) = self.wait_timeout
+        if let Some(timeout) = wait_timeout
             && self.may_wait(&short)
         {
             return self.wait_for(stream, bytes, (kind, zeroed), timeout, Some(short));
         }
-        Err(self.store().refuse(short, bytes, self.tag))
+        Err(self.store().refuse(short, bytes, self.settings.tag()))
     }
 
     /// Serves a request, or returns why it cannot. Does not count a refusal. The caller wakes the
@@ -434,7 +439,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ) -> Result<PooledBuffer<A>, Short> {
         let clock = self.allocator().clock();
         // If zeroing runs ahead of the stream, the block must be ready ahead too.
-        let zeroes = zeroed || self.zero != ZeroPolicy::Never;
+        let zero = self.store().bounds.zero;
+        let zeroes = zeroed || zero != ZeroPolicy::Never;
         let zeroes_ahead = zeroes && matches!(A::MEMORY.zeroing, Zeroing::Ahead);
         let other = match zeroes_ahead {
             true => Some(clock.ahead_of(stream)),
@@ -454,14 +460,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
             invariant!(record.bytes >= request.class.bytes.min(bytes), "a block holds its request");
             invariant!(record.requested == bytes, "a block is counted with its request");
             invariant!(record.kind == kind, "a block is of the kind that was requested");
-            let buffer = PooledBuffer::new(self.handle.owner(), record);
+            let buffer = PooledBuffer::new(&self.handle, record);
             if fresh || buffer.is_intact() {
                 break (buffer, fresh, was_zeroed);
             }
             drop(buffer.detach()); // to the device
         };
         let is_zeroed = buffer.check_freed(fresh, was_zeroed) && was_zeroed;
-        let bytes_to_zero = match self.zero {
+        let bytes_to_zero = match zero {
             _ if is_zeroed => 0,
             ZeroPolicy::Never if zeroed => bytes,
             ZeroPolicy::Never => 0,
@@ -487,7 +493,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         record: &mut RecordOwner<A>,
         fresh: bool,
     ) {
-        record.tag = self.tag;
+        record.tag = self.settings.tag();
         let kind = match (fresh, request.class.is_cached()) {
             (true, true) => EventKind::Miss,
             (true, false) => EventKind::Bypass,
@@ -517,7 +523,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     #[must_use]
     pub fn tagged(&self, tag: &'static str) -> Self {
-        Self { tag: Tag::new(tag), ..self.clone() }
+        Self { settings: self.settings.with_tag(Tag::new(tag)), ..self.clone() }
     }
 
     /// Returns a request with all data that a search needs; `None` if the pool refuses it before
@@ -583,7 +589,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     #[must_use]
     pub fn refusal(&self, cause: DeviceError, bytes: u64) -> AllocError {
-        self.store().refuse(Short::early(cause, bytes), bytes, self.tag)
+        self.store().refuse(Short::early(cause, bytes), bytes, self.settings.tag())
     }
 
     /// Gives a buffer back to the pool that it came from. Dropping the buffer does the same.
@@ -605,8 +611,8 @@ impl<A: DeviceAllocator> RefUnwindSafe for BucketPool<A> {}
 
 impl<A: DeviceAllocator> Clone for BucketPool<A> {
     fn clone(&self) -> Self {
-        let Self { zero, tag, no_hit_at, wait_timeout, .. } = *self;
-        Self { handle: self.handle.clone(), zero, tag, no_hit_at, wait_timeout }
+        let Self { settings, no_hit_at, .. } = *self;
+        Self { handle: self.handle.clone(), settings, no_hit_at }
     }
 }
 

@@ -106,21 +106,21 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         requester: &Requester<'_, C>,
     ) -> Option<u32> {
         let found = self.find_own(request, requester)?;
-        Some(self.take_part(found.id, request.bytes))
+        self.take_part(found.id, request.bytes)
     }
 
-    /// Makes a free range live, whole or split to `bytes` bytes.
+    /// Makes a free range live, whole or split to `bytes` bytes. Returns no range that is not free: it
+    /// has another owner.
     #[inline]
-    pub(crate) fn take_part(&mut self, id: u32, bytes: u64) -> u32 {
-        let Some(list) = self.list_of(id) else {
-            debug_assert!(false, "range {id} is not free");
-            return id;
-        };
+    pub(crate) fn take_part(&mut self, id: u32, bytes: u64) -> Option<u32> {
+        let list = self.list_of(id);
+        invariant!(list.is_some(), "a range that a list has is free");
+        let list = list?;
         let whole = self.nodes[id].bytes;
         let splits = whole > bytes && self.config.splits(whole, bytes);
         let taken = self.take_low(id, list, if splits { bytes } else { whole });
         self.nodes[taken].state = NodeState::Live;
-        taken
+        Some(taken)
     }
 
     /// Counts a range of this many bytes that became live. Each range that was taken is counted

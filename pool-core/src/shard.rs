@@ -151,9 +151,12 @@ impl<A: DeviceAllocator> State<A> {
         self.slots.address(range)
     }
 
-    /// The block of a range's segment.
+    /// The block of a range's segment. There is one.
     pub(crate) fn segment_of(&self, range: u32) -> Option<&SegmentBlock<A>> {
-        self.segments.get(self.ranges.nodes[range].segment as usize)?.as_ref()
+        let at = self.ranges.nodes[range].segment as usize;
+        let block = self.segments.get(at).and_then(Option::as_ref);
+        invariant!(block.is_some(), "each segment has its block");
+        block
     }
 
     /// Adds a segment whose only range is live. Returns that range.
@@ -176,9 +179,10 @@ impl<A: DeviceAllocator> State<A> {
     pub(crate) fn remove_segment(&mut self, id: u32) -> Option<Removed<A>> {
         let at = self.ranges.nodes[id].segment;
         let (Segment { bytes, group, .. }, after) = self.ranges.remove_segment(id)?;
-        let block = self.segments.get_mut(at as usize)?.take()?;
+        let block = self.segments.get_mut(at as usize).and_then(Option::take);
+        invariant!(block.is_some(), "each segment has its block");
         // SAFETY: all of the segment was free, and its ranges are gone.
-        let block = unsafe { block.into_inner() };
+        let block = unsafe { block?.into_inner() };
         Some(self.lose(Removed { block, bytes, small: group.small, after }))
     }
 
@@ -192,8 +196,9 @@ impl<A: DeviceAllocator> State<A> {
     /// Takes a whole block out of the pool's hands. Returns it, and what it is behind.
     pub(crate) fn remove_block(&mut self, mut record: RecordOwner<A>) -> Option<Removed<A>> {
         let (after, bytes) = (record.marks.get_mut().pending(A::MEMORY.cpu_touches), record.bytes);
-        let block = record.into_block()?;
-        Some(self.lose(Removed { block, bytes, small: false, after }))
+        let block = record.into_block();
+        invariant!(block.is_some(), "a block that goes back alone is whole");
+        Some(self.lose(Removed { block: block?, bytes, small: false, after }))
     }
 
     /// Takes all memory out, of a pool that ends: segments with the marks of their ranges, and whole

@@ -16,6 +16,8 @@
 //! a closed pool (reference.rs), the last search before a refusal (refusal.rs), sums, and counts.
 
 mod ask;
+#[cfg(all(test, not(any(loom, miri, shuttle))))] // broken pools are never freed
+mod broken;
 #[cfg(feature = "check")]
 mod check;
 pub(crate) mod flags;
@@ -56,7 +58,7 @@ use crate::limits::{
     Asker, Budget, CachedLimit, CachedLimitNow, DeviceId, Ledger, Retention, Ticks, Transit,
 };
 use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
-use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why};
+use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy};
 use crate::ranges::plain::Served;
 use crate::shard::{Grant, Homes, Keeping, Shards, State};
 use crate::size::SizeClasses;
@@ -64,6 +66,7 @@ use crate::store::flags::{ARENA, BROKEN, CLOSED, Flags, LIMITED, OBSERVED, ZEROE
 use crate::store::owned::Owned;
 use crate::store::places::Places;
 use crate::store::privates::Privates;
+use crate::store::reference::Owner;
 use crate::store::spread::Peaks;
 use crate::store::totals::Totals;
 use crate::stream::{Requester, StealPolicy};
@@ -71,7 +74,7 @@ use crate::sys::atomic::{AtomicU32, AtomicU64};
 use crate::sys::{ForkCheck, LockGuard, Mutex, thread_number};
 use std::any::TypeId;
 use std::sync::atomic::AtomicPtr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 #[cfg(feature = "check")]
 pub use check::{BlockSum, Checked};
@@ -83,8 +86,8 @@ pub(crate) struct Bounds {
     pub(crate) cached: CachedLimitNow,
     pub(crate) keeping: Keeping,
     pub(crate) statistics: bool,
-    /// True if blocks are zeroed when they are freed.
-    pub(crate) zero_on_return: bool,
+    /// When blocks are zeroed.
+    pub(crate) zero: ZeroPolicy,
     pub(crate) steal: StealPolicy,
     pub(crate) retention: Retention,
 }
@@ -137,6 +140,8 @@ pub(crate) struct Store<A: DeviceAllocator> {
     pub(crate) shards: Shards<A>,
     /// The address of the box that it is in, once it is (`store/reference.rs`).
     own: AtomicPtr<()>,
+    /// Its owner, of which handles are counted.
+    pub(crate) owner: OnceLock<Weak<Owner<A>>>,
 }
 
 /// The bytes of cached memory that are to be given back, and the reason.
@@ -174,7 +179,7 @@ impl<A: DeviceAllocator> Store<A> {
         let most = if homes == Homes::First { 1 } else { shards.unwrap_or_else(spread::most) };
         let first = State::new(0, shape.split(), by_size, bounds.cached.get().bytes(0));
         let is_observed = observers.any_sees_hits() || guards.is_some();
-        let flags = if bounds.zero_on_return { ZEROES } else { 0 }
+        let flags = if bounds.zero == ZeroPolicy::OnReturn { ZEROES } else { 0 }
             | if bounds.keeping.limits_buckets { LIMITED } else { 0 }
             | if shape.is_arena() { ARENA } else { 0 }
             | if is_observed { OBSERVED } else { 0 };
@@ -205,6 +210,7 @@ impl<A: DeviceAllocator> Store<A> {
             places: Places::new(),
             privates: Privates::new(),
             own: AtomicPtr::default(),
+            owner: OnceLock::new(),
         };
         if let Some(count) = shards {
             store.spread_to(count);
@@ -387,7 +393,13 @@ impl<A: DeviceAllocator> Store<A> {
     /// Poisons the store when it is dropped if the thread has found an invariant broken until then.
     #[inline]
     pub(crate) fn watch(&self) -> Watch<'_, A> {
-        Watch { store: self, _scope: Scope::enter() }
+        Watch { store: self, wakes: true, _scope: Scope::enter() }
+    }
+
+    /// As [`Store::watch`], for a caller that holds a lock of the store: it wakes nobody.
+    #[inline]
+    pub(crate) fn watch_locked(&self) -> Watch<'_, A> {
+        Watch { store: self, wakes: false, _scope: Scope::enter() }
     }
 
     /// Serves no more requests and takes no memory back, since an invariant is broken.
@@ -550,9 +562,11 @@ impl<A: DeviceAllocator> Store<A> {
     }
 }
 
-/// A call of a store under way, on a thread that holds none of its locks.
+/// A call of a store under way.
 pub(crate) struct Watch<'s, A: DeviceAllocator> {
     store: &'s Store<A>,
+    /// Whether it wakes the requests that wait if it ends with a broken invariant.
+    wakes: bool,
     /// Dropped after the store has taken the note of this call.
     _scope: Scope,
 }
@@ -563,7 +577,9 @@ impl<A: DeviceAllocator> Drop for Watch<'_, A> {
         if let Some(what) = invariant::take() {
             self.store.poison(what);
             // A request that waits for memory of this store may never get any.
-            self.store.ledger.budget.wake();
+            if self.wakes {
+                self.store.ledger.budget.wake();
+            }
         }
     }
 }

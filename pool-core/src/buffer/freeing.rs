@@ -6,7 +6,7 @@ use crate::block::record::RecordOwner;
 use crate::buffer::pooled::PooledBuffer;
 use crate::invariant::Scope;
 use crate::observe::EventKind;
-use crate::port::{DeviceAllocator, StreamClock, Zeroing};
+use crate::port::{DeviceAllocator, StreamClock, ZeroPolicy, Zeroing};
 use crate::store::flags::{BROKEN, OBSERVED, ZEROES};
 use crate::store::reference::{StoreReference, put};
 use std::mem::ManuallyDrop;
@@ -91,7 +91,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         }
         let (bytes, is_private) = (self.record.bytes, self.record.private().is_some());
         let (store, place, mut marks) = self.parts();
-        if !store.bounds.zero_on_return || is_private {
+        if store.bounds.zero != ZeroPolicy::OnReturn || is_private {
             return Ok(false); // a launch of the graph may use the memory, now or later
         }
         let clock = store.allocator.clock();

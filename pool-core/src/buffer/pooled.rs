@@ -5,7 +5,7 @@ use crate::block::flags::{CLEAN, UsesGuard};
 use crate::block::record::{Place, Record, RecordOwner};
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Zeroing};
 use crate::store::Store;
-use crate::store::reference::{Owner, store_of};
+use crate::store::reference::{Handle, address_of, store_of};
 use crate::stream::{Access, LastUses};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -40,20 +40,27 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         Self { record: ManuallyDrop::new(record) }
     }
 
-    /// Makes a buffer of a block that the owner's store has just counted as in use.
+    /// Makes a buffer of a block that the handle's store has just counted as in use.
     #[inline]
-    pub(crate) fn new(owner: &Owner<A>, mut record: RecordOwner<A>) -> Self {
+    pub(crate) fn new(handle: &Handle<A>, mut record: RecordOwner<A>) -> Self {
         debug_assert!(record.requested <= record.bytes, "a block is as large as its request");
-        owner.set_store(&mut record);
+        handle.set_store(&mut record);
         record.flags.set(CLEAN, false); // the program may write it
         Self { record: ManuallyDrop::new(record) }
     }
 
     #[inline]
-    pub(super) fn store(&self) -> &Store<A> {
+    pub(crate) fn store(&self) -> &Store<A> {
         // SAFETY: `new` filled the store address, and the reference to the store leaves the buffer
         // only together with the record.
         unsafe { store_of(&self.record) }
+    }
+
+    /// The address of the store.
+    #[inline]
+    pub(crate) fn store_address(&self) -> NonNull<Store<A>> {
+        // SAFETY: as in `store`.
+        unsafe { address_of(&self.record) }
     }
 
     /// Returns the store, the block and its marks, borrowed side by side.

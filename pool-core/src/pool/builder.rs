@@ -331,7 +331,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
                 statistics: self.statistics,
             },
             statistics: self.statistics,
-            zero_on_return: self.zero == ZeroPolicy::OnReturn,
+            zero: self.zero,
             steal,
             retention: self.retention,
         };
@@ -344,7 +344,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             (self.on_shortage, self.observers, self.guards),
             self.shards.map(|count| count.max(1)),
         );
-        let pool = BucketPool::over(store, self.zero);
+        let pool = BucketPool::over(store);
         for blocks in self.ahead {
             // If a block is refused, the first request of that size reports it, unless it succeeds
             // then.

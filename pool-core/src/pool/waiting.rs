@@ -150,8 +150,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        let no_hit_at = no_hit_at(self.zero, true);
-        Self { wait_timeout: Some(timeout), no_hit_at, ..self.clone() }
+        let no_hit_at = no_hit_at(self.store().bounds.zero, true);
+        Self { settings: self.settings.with_timeout(timeout), no_hit_at, ..self.clone() }
     }
 
     /// Returns a future of a buffer of `bytes` bytes for the device's default stream, for any
@@ -289,7 +289,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             self.pool.store().count_wait();
             let clock = self.pool.allocator().clock();
             let stream = clock.stream_id(clock.mark(&self.stream));
-            let (tag, requested) = (self.pool.tag, self.bytes);
+            let (tag, requested) = (self.pool.settings.tag(), self.bytes);
             let fields = EventFields { tag, stream, requested, ..EventFields::default() };
             self.pool.store().notify(EventKind::Wait, fields);
         }
@@ -339,7 +339,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
                 self.refused = Some(short);
                 None
             }
-            Err(short) => Some(Err(self.pool.store().refuse(short, self.bytes, self.pool.tag))),
+            Err(short) => Some(Err(self.refuse(short))),
         }
     }
 
@@ -365,7 +365,11 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         });
         let freed = self.pool.store().freed_buffers().wrapping_sub(self.freed_before);
         let short = Short { cause, freed_meanwhile: Some(freed), ..short };
-        Err(self.pool.store().refuse(short, self.bytes, self.pool.tag))
+        Err(self.refuse(short))
+    }
+
+    fn refuse(&self, short: Short) -> AllocError {
+        self.pool.store().refuse(short, self.bytes, self.pool.settings.tag())
     }
 
     fn leave(&mut self) {

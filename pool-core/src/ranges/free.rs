@@ -22,12 +22,12 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     #[inline]
     pub(super) fn put_free(&mut self, clock: &C, id: u32, used_by: UsedBy) {
         let RangeNode { before, after, segment: at, bytes, .. } = self.nodes[id];
-        if used_by != UsedBy::Hole {
-            self.count_cached(bytes);
-        }
         let Some(segment) = self.segments.get_mut(at) else { return };
         segment.used -= 1;
         let group = segment.group;
+        if used_by != UsedBy::Hole {
+            self.count_cached(bytes);
+        }
         // Both are looked at before either is judged, so that the two cache misses overlap.
         let [below, above] = [before, after].map(|id| self.list_of(id));
         let mut used_by = used_by;

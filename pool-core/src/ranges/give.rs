@@ -227,11 +227,11 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     /// Coalesces a free range with the free range after it, of any streams.
     pub(super) fn coalesce_any(&mut self, clock: &C, id: u32) {
         let next = self.nodes[id].after;
-        for id in [id, next] {
-            if let Some(list) = self.list_of(id) {
-                self.remove(list, id);
-            }
-        }
+        let lists = [id, next].map(|id| self.list_of(id));
+        invariant!(lists.iter().all(Option::is_some), "ranges that are coalesced are free");
+        let [Some(own), Some(other)] = lists else { return };
+        self.remove(own, id);
+        self.remove(other, next);
         self.absorb(clock, id, next);
         let group = self.segments.get(self.nodes[id].segment).map(|segment| segment.group);
         let Some(group) = group else { return };
@@ -262,7 +262,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             if *at >= self.segments.len().min(end) {
                 return false;
             }
-            let free = self.segments.get(*at).filter(|segment| segment.used == 0);
+            let free = self.segments.find(*at).filter(|segment| segment.used == 0);
             let parts = free.filter(|segment| self.nodes[segment.first].bytes < segment.bytes);
             match parts.map(|segment| segment.first) {
                 Some(first) if self.may_be_one(clock, first) => self.coalesce_any(clock, first),

@@ -210,5 +210,7 @@ fn slot(small: bool, used_by: UsedBy) -> usize {
 }
 
 fn number(at: usize) -> u16 {
-    u16::try_from(at).unwrap_or(u16::MAX)
+    let number = u16::try_from(at);
+    invariant!(number.is_ok(), "a shard has fewer than 2^16 free lists");
+    number.unwrap_or(u16::MAX)
 }

@@ -156,16 +156,18 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             } else {
                 place.start.max(block.start)..place.end.min(block.end)
             };
-            pieces.push(self.carve(id, &part));
+            pieces.extend(self.carve(id, &part));
         }
         pieces
     }
 
     /// Takes a part of a free range or hole out of its list. What is below and above it stays what
-    /// it was. The part is `Moving` then.
-    pub(crate) fn carve(&mut self, id: u32, part: &Range<u64>) -> u32 {
+    /// it was. The part is `Moving` then. Returns no range that is neither: it has an owner.
+    pub(crate) fn carve(&mut self, id: u32, part: &Range<u64>) -> Option<u32> {
         let place = self.nodes[id].range();
-        let Some(list) = self.list_of(id) else { return id };
+        let list = self.list_of(id);
+        invariant!(list.is_some(), "a range that is taken out is in a list");
+        let list = list?;
         if place.start < part.start {
             // The part is above: the lower rest is a new range in the same list.
             let low = self.split_off(id, list, part.start - place.start);
@@ -179,7 +181,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         let taken = self.take_low(id, list, part.end - part.start);
         let hole = self.lists.get(list).used_by == UsedBy::Hole;
         self.nodes[taken].state = NodeState::Moving { hole };
-        taken
+        Some(taken)
     }
 
     /// Takes the low `bytes` bytes of a free range, or all of it, out of its list. What is left of

@@ -30,6 +30,11 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         requester: &Requester<'_, C>,
     ) -> Option<Served> {
         let found = self.find_own(request, requester)?;
+        let is_free = self.nodes[found.id].state == NodeState::Free(found.list);
+        invariant!(is_free, "a range that a list has is free");
+        if !is_free {
+            return None; // it has another owner
+        }
         let splits = found.bytes > request.bytes && self.config.splits(found.bytes, request.bytes);
         Some(if splits { self.split_found(found, request.bytes) } else { self.take_found(found) })
     }

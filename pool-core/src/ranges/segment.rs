@@ -47,9 +47,10 @@ impl<K> Segments<K> {
 
     /// Removes a segment. Its number serves again.
     pub(crate) fn remove(&mut self, at: u32) -> Option<Segment<K>> {
-        let segment = self.all.get_mut(at as usize)?.take()?;
-        self.vacant.push(at);
-        Some(segment)
+        let segment = self.all.get_mut(at as usize).and_then(Option::take);
+        invariant!(segment.is_some(), "each range has a segment");
+        self.vacant.extend(segment.is_some().then_some(at));
+        segment
     }
 
     /// Numbers below this were in use at some time.
@@ -57,14 +58,26 @@ impl<K> Segments<K> {
         number(self.all.len())
     }
 
+    /// The segment of a range. There is one.
     #[inline]
     pub(crate) fn get(&self, at: u32) -> Option<&Segment<K>> {
-        self.all.get(at as usize)?.as_ref()
+        let segment = self.find(at);
+        invariant!(segment.is_some(), "each range has a segment");
+        segment
     }
 
+    /// As [`Segments::get`].
     #[inline]
     pub(crate) fn get_mut(&mut self, at: u32) -> Option<&mut Segment<K>> {
-        self.all.get_mut(at as usize)?.as_mut()
+        let segment = self.all.get_mut(at as usize).and_then(Option::as_mut);
+        invariant!(segment.is_some(), "each range has a segment");
+        segment
+    }
+
+    /// The segment of a number, if it is in use.
+    #[inline]
+    pub(crate) fn find(&self, at: u32) -> Option<&Segment<K>> {
+        self.all.get(at as usize)?.as_ref()
     }
 
     /// All segments with their numbers.

@@ -235,14 +235,14 @@ impl Paged {
         let first = self.ranges.segments.get(0).unwrap().first;
         let holds = |id: &u32| self.ranges.nodes[*id].range().contains(&part.start);
         let id = self.ranges.nodes.walk(first).find(holds).unwrap();
-        let piece = self.ranges.carve(id, &part);
+        let piece = self.ranges.carve(id, &part).unwrap();
         self.ranges.put_hole(&Apart, piece);
         self.committed -= part.end - part.start;
     }
 
     fn give_back(&mut self, bytes: u64) {
         for found in self.ranges.pick_returnable(bytes) {
-            let piece = self.ranges.carve(found.id, &found.part);
+            let piece = self.ranges.carve(found.id, &found.part).unwrap();
             self.ranges.put_hole(&Apart, piece);
             self.committed -= found.part.end - found.part.start;
         }
@@ -352,7 +352,7 @@ fn of_equal_ranges_the_one_that_is_split_changes_its_place() {
     for id in [ids[0], ids[2], ids[4]] {
         ranges.free(&Apart, id, Pending::One((1, 1)), (false, 0));
     }
-    let part = ranges.take_part(ids[4], 512);
+    let part = ranges.take_part(ids[4], 512).unwrap();
     ranges.count_out(512);
     assert_eq!(ranges.nodes[part].offset, 4 * 8 * KIB);
     ranges.check(&Apart);
@@ -364,7 +364,7 @@ fn parts_of_a_range_that_several_streams_used_become_one_again() {
     let whole = ranges.lend(&request(MIB, 1), &requester(&1)).unwrap();
     let marks = || Pending::of(&[(1, 5), (2, 6)]);
     ranges.free(&Apart, whole, marks(), (false, 0));
-    let part = ranges.take_part(whole, 64 * KIB);
+    let part = ranges.take_part(whole, 64 * KIB).unwrap();
     ranges.count_out(64 * KIB);
     ranges.free(&Apart, part, marks(), (false, 0));
     assert_eq!(ranges.nodes.walk(part).count(), 2);
@@ -421,7 +421,7 @@ fn a_part_of_a_range_keeps_the_marks_of_the_whole() {
     let whole = ranges.lend(&request(2 * MIB, 1), &requester(&1)).unwrap();
     ranges.free(&Apart, whole, Pending::of(&[(1, 7), (2, 9)]), (false, 0));
     assert_eq!(ranges.lend(&request(512, 1), &requester(&1)), None, "two streams used it");
-    let low = ranges.take_part(whole, 512);
+    let low = ranges.take_part(whole, 512).unwrap();
     assert_eq!(ranges.nodes[low].marks.marks(), [(1, 7), (2, 9)]);
     assert_eq!(ranges.nodes[ranges.nodes[low].after].marks.marks(), [(1, 7), (2, 9)]);
 }

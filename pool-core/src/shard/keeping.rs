@@ -64,7 +64,9 @@ impl<A: DeviceAllocator> State<A> {
     pub(crate) fn free_range(&mut self, clock: &A::Clock, mut record: RecordOwner<A>) {
         let after: Pending<MarkOf<A>> = record.marks.get_mut().pending(A::MEMORY.cpu_touches);
         let (unzeroed, freed_at) = (!record.is_clean(), record.freed_at);
-        let Some(range) = record.part().map(|part| part.range) else { return };
+        let range = record.part().map(|part| part.range);
+        invariant!(range.is_some(), "what a shard of ranges takes back is a part of a segment");
+        let Some(range) = range else { return };
         // Before the range is free: from then on its slot may be another owner's.
         record.vacate();
         self.ranges.free(clock, range, after, (unzeroed, freed_at));

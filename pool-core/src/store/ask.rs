@@ -44,6 +44,7 @@ impl<A: DeviceAllocator> Asked<'_, A> {
     fn after(&mut self) -> Vec<MarkOf<A>> {
         match self {
             Self::Block(AskedBlock { record, .. }) => {
+                invariant!(record.is_some(), "a block is asked about before it is lent");
                 let record = record.as_mut().map(|record| record.marks.get_mut());
                 let after = record.map(|marks| marks.pending(A::MEMORY.cpu_touches));
                 after.unwrap_or_default().marks().to_vec()

@@ -341,7 +341,7 @@ impl<A: DeviceAllocator> State<A> {
         if part.is_empty() {
             return None;
         }
-        let id = self.ranges.carve(id, &part);
+        let id = self.ranges.carve(id, &part)?;
         self.piece(id)
     }
 }

@@ -3,6 +3,7 @@
 //! `cargo xtask ci` runs it.
 
 use crate::pool::BucketPool;
+use crate::pool::pool_ref::HandleSettings;
 use crate::port::{DeviceAllocator, DeviceError, Immediate, Memory, Request, Why};
 use crate::sys::thread_number::modelled::set as set_number;
 use loom::thread;
@@ -103,6 +104,29 @@ fn a_clone_keeps_the_pool_open() {
         let handle = thread::spawn(move || {
             set_number(1);
             other.allocate(4096).map(drop).is_ok()
+        });
+        drop(pool);
+        assert!(handle.join().unwrap());
+        assert_eq!((out.blocks.load(Relaxed), out.allocators.load(Relaxed)), (0, 1));
+    });
+}
+
+/// A thread asks for a buffer beside its own while another thread closes the pool.
+#[test]
+fn a_buffer_asks_a_pool_that_is_closed_meanwhile() {
+    let mut model = loom::model::Builder::new();
+    (model.preemption_bound, model.max_branches) = (Some(2), 20_000);
+    model.check(|| {
+        set_number(0);
+        let out = Out::default();
+        let pool = BucketPool::new(Counting(out.clone()));
+        let held = pool.allocate(4096).unwrap();
+        let handle = thread::spawn(move || {
+            set_number(1);
+            let beside = held.pool(HandleSettings::default());
+            let result = beside.allocate_for(&(), 4096, 1, false);
+            drop(held);
+            result.is_ok()
         });
         drop(pool);
         assert!(handle.join().unwrap());

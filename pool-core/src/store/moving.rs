@@ -50,7 +50,7 @@ impl<A: DeviceAllocator> State<A> {
     /// Takes out free pages, at least `bytes` bytes or all that a bounded search finds.
     pub(super) fn spare_pages(&mut self, bytes: u64) -> Vec<Piece<A>> {
         let found = if bytes > 0 { self.ranges.pick_returnable(bytes) } else { Vec::new() };
-        let ids = found.into_iter().map(|found| self.ranges.carve(found.id, &found.part));
+        let ids = found.into_iter().filter_map(|found| self.ranges.carve(found.id, &found.part));
         let ids = ids.collect::<Vec<_>>();
         ids.into_iter().filter_map(|id| self.piece(id)).collect()
     }

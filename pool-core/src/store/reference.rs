@@ -21,7 +21,9 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 /// A store lives as long as its owner or any buffer. Each shard counts, under its lock, the buffers
 /// that were taken in it less those that were freed into it, and the first shard the owner too. A
 /// free of an open store counts in one shard and looks at no other. Once the owner has closed all
-/// shards, each free takes all locks and adds up: the thread whose sum is zero frees the store.
+/// shards, each free takes all locks and adds up: the thread whose sum is zero frees the store. A
+/// closed store lends what it takes from the device to who has a buffer of it (`PoolRef`), by the
+/// same counts.
 pub(crate) struct Owner<A: DeviceAllocator>(NonNull<Store<A>>);
 
 /// A counted reference to a store, taken out of the record of a block that is freed. Its drop
@@ -42,13 +44,6 @@ impl<A: DeviceAllocator> Owner<A> {
         // only `drop` takes back, keeps it above zero.
         unsafe { self.0.as_ref() }
     }
-
-    /// Stores the reference of a block in its record, so that a buffer is one pointer. The store
-    /// has just counted the block as in use.
-    #[inline]
-    pub(crate) fn set_store(&self, record: &mut Record<A>) {
-        record.store = Some(self.0.cast());
-    }
 }
 
 impl<A: DeviceAllocator> Store<A> {
@@ -63,7 +58,7 @@ impl<A: DeviceAllocator> Store<A> {
 ///
 /// # Safety
 ///
-/// [`Owner::set_store`] has set the address in the record, and no [`StoreReference`] was taken
+/// [`Handle::set_store`] has set the address in the record, and no [`StoreReference`] was taken
 /// since.
 #[inline]
 pub(crate) unsafe fn store_of<A: DeviceAllocator>(record: &Record<A>) -> &Store<A> {
@@ -80,31 +75,49 @@ pub(crate) unsafe fn store_of<A: DeviceAllocator>(record: &Record<A>) -> &Store<
 ///
 /// As for [`store_of`].
 #[inline]
-unsafe fn address_of<A: DeviceAllocator>(record: &Record<A>) -> NonNull<Store<A>> {
+pub(crate) unsafe fn address_of<A: DeviceAllocator>(record: &Record<A>) -> NonNull<Store<A>> {
     // SAFETY: `set_store` has put an address there.
     unsafe { record.store.unwrap_unchecked() }.cast()
 }
 
-/// A handle to an open store, which has its address beside the count.
+/// A handle to a store, which has its address beside the count. One that counts keeps the store open.
 pub(crate) struct Handle<A: DeviceAllocator> {
-    owner: Arc<Owner<A>>,
+    owner: Option<Arc<Owner<A>>>,
     store: NonNull<Store<A>>,
 }
 
 impl<A: DeviceAllocator> Handle<A> {
     pub(crate) fn new(owner: Arc<Owner<A>>) -> Self {
-        Self { store: owner.0, owner }
+        Self { store: owner.0, owner: Some(owner) }
+    }
+
+    /// A handle that counts nothing. The store may be closed.
+    ///
+    /// # Safety
+    ///
+    /// A counted handle or a buffer keeps the store for as long as this one and its clones live.
+    #[inline]
+    pub(crate) unsafe fn uncounted(store: NonNull<Store<A>>) -> Self {
+        Self { store, owner: None }
     }
 
     #[inline]
-    pub(crate) fn owner(&self) -> &Owner<A> {
-        &self.owner
+    pub(crate) fn address(&self) -> NonNull<Store<A>> {
+        self.store
     }
 
     #[inline]
     pub(crate) fn store(&self) -> &Store<A> {
-        // SAFETY: as in `Owner::store`; this handle keeps the owner alive.
+        // SAFETY: as in `Owner::store`: a handle that counts keeps the owner alive. What keeps the store
+        // of another one, the caller of `uncounted` knows.
         unsafe { self.store.as_ref() }
+    }
+
+    /// Stores the reference of a block in its record, so that a buffer is one pointer. The store
+    /// has just counted the block as in use.
+    #[inline]
+    pub(crate) fn set_store(&self, record: &mut Record<A>) {
+        record.store = Some(self.store.cast());
     }
 }
 
@@ -195,7 +208,10 @@ unsafe fn put_part<A: DeviceAllocator>(
     }
     record.freed_at = store.time_of(&state);
     // The store may be freed as soon as this thread unlocks the shard, as in `put`.
-    let kept = state.put_range(store.allocator.clock(), record);
+    let kept = {
+        let _watch = store.watch_locked();
+        state.put_range(store.allocator.clock(), record)
+    };
     state.publish_used(store.shards.published(at));
     if flags & AWAITED != 0 && kept.is_ok() {
         call_waiters(store.awaited(), state);

@@ -206,7 +206,7 @@ impl<A: DeviceAllocator> Store<A> {
         {
             let state = &mut *self.shards.lock(at);
             if let Some(id) = state.ranges.find(&wanted, of, accept) {
-                let id = state.ranges.take_part(id, wanted.bytes);
+                let id = state.ranges.take_part(id, wanted.bytes)?;
                 return work(state, id);
             }
         }
@@ -214,7 +214,7 @@ impl<A: DeviceAllocator> Store<A> {
             let state = &mut *self.shards.lock(at);
             let (found, more) = state.ranges.scan(&wanted, from, NODES, accept);
             if let Some(id) = found {
-                let id = state.ranges.take_part(id, wanted.bytes);
+                let id = state.ranges.take_part(id, wanted.bytes)?;
                 return work(state, id);
             }
             next = more;

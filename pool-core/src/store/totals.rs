@@ -99,7 +99,8 @@ impl<A: DeviceAllocator> Store<A> {
             return;
         }
         let (class, totals) = (self.class_of(kind, bytes), &mut *self.totals.0.lock());
-        let Some(total) = totals.get_mut(&class) else { return };
+        let total = totals.entry(class).or_default();
+        invariant!(total.owned >= bytes, "the bytes of a class are counted until they go back");
         total.owned = total.owned.saturating_sub(bytes);
         total.needed = total.needed.min(total.owned);
         if total.owned == 0 {

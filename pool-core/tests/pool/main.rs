@@ -2,6 +2,7 @@
 //! one file of them.
 
 mod arena;
+mod beside;
 mod broken_backends;
 mod budgets;
 mod caches;

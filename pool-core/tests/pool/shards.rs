@@ -30,7 +30,7 @@ struct Counts {
 }
 
 impl Plain {
-    fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         self.0.held.lock().unwrap().len()
     }
     pub(crate) fn allocations(&self) -> u64 {

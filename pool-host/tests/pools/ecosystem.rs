@@ -5,9 +5,10 @@ use allocator_api2::alloc::{Allocator, Layout};
 use allocator_api2::vec::Vec;
 use ndarray::{Axis, Ix2, Ix3, Zip, array};
 use pool_array::PooledArray;
-use pool_core::{BucketPolicy, BucketPool, KIB, Why};
+use pool_core::{BucketPolicy, BucketPool, KIB, Limit, Why};
 use pool_host::{HostAllocator, InPool, PinnedAllocator, Tcache, global};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 static TCACHE: Tcache = Tcache::new();
 
@@ -129,6 +130,36 @@ fn operators_take_their_results_from_the_pool_of_their_operands() {
     assert_eq!((words.shape(), words[0]), (a.shape(), 1.0_f64.to_bits()));
     assert_eq!(c.to_vec().unwrap(), c[..]);
     assert_eq!(pool.stats().failures, 0);
+}
+
+#[test]
+fn operators_serve_after_the_last_handle_of_the_pool() {
+    let pool = pool();
+    let a = PooledArray::from_slice(&pool, 3, &[1.0, 2.0, 3.0_f64]).unwrap();
+    assert!(a.pool().is_some());
+    drop(pool);
+    assert!(a.pool().is_none());
+    let sum = &a + &a;
+    drop(a);
+    assert_eq!(*(&sum.clone() * 2.0), [4.0, 8.0, 12.0]);
+}
+
+#[test]
+fn results_wait_as_the_handle_of_their_operand_does() {
+    let builder = BucketPool::builder(HostAllocator::new()).policy(BucketPolicy::Exact);
+    let pool = builder.reserved_limit(64).build();
+    for (handle, why) in [
+        (pool.with_timeout(Duration::ZERO), Why::TimedOut),
+        (pool.clone(), Why::Limit(Limit::Reserved)),
+    ] {
+        let a = PooledArray::from_elem(&handle, 8, 1.0_f64).unwrap();
+        assert_eq!(a.try_clone().unwrap_err().why(), why);
+    }
+}
+
+#[test]
+fn an_array_is_as_large_as_a_cache_line() {
+    assert_eq!(size_of::<Bytes>(), 64);
 }
 
 #[test]
