@@ -2,6 +2,7 @@
 
 use crate::input::BadInput;
 use crate::trace::{self, Step, Trace};
+use bucketpool::array::PooledArray;
 use bucketpool::config::{AnyPool, preset};
 use bucketpool::host::{HostAllocator, Tcache};
 use bucketpool::sim::SimDevice;
@@ -20,7 +21,7 @@ const REPLAYED: usize = 1000;
 type Path = (&'static str, fn(u64) -> Option<()>);
 
 /// Every path. The names stand in `instructions.json`.
-pub const PATHS: [Path; 18] = [
+pub const PATHS: [Path; 21] = [
     ("host, pow2, 4 KiB", |pairs| one(host(BucketPolicy::PowerOfTwo), 4 * KIB, pairs)),
     ("host, exact, 4 KiB", |pairs| one(host(BucketPolicy::Exact), 4 * KIB, pairs)),
     ("host, fit:2, 4 KiB", |pairs| one(host(BucketPolicy::Fit { alpha: 2.0 }), 4 * KIB, pairs)),
@@ -29,7 +30,12 @@ pub const PATHS: [Path; 18] = [
     }),
     ("host, pow2, 4 MiB", |pairs| one(host(BucketPolicy::PowerOfTwo), 4096 * KIB, pairs)),
     ("host, exact, 500 sizes", |pairs| many(host(BucketPolicy::Exact), pairs)),
+    ("host, pow2, 4 KiB, two shards", |pairs| {
+        one(host(BucketPolicy::PowerOfTwo).shards(2), 4 * KIB, pairs)
+    }),
     ("host, pow2, 4 KiB, as AnyPool", any),
+    ("host, pow2, 4 KiB, as an array", array),
+    ("host, pow2, sum of two arrays", sums),
     ("sim, pow2, 4 KiB", |pairs| one(BucketPool::builder(SimDevice::new()), 4 * KIB, pairs)),
     ("sim, pow2, two streams in turns", two_streams),
     ("sim, pow2, used on a stream", used),
@@ -76,6 +82,26 @@ fn any(pairs: u64) -> Option<()> {
     let pool = AnyPool::from(host(BucketPolicy::PowerOfTwo).build());
     for _ in 0..=pairs {
         drop(black_box(pool.allocate(black_box(4 * KIB)).ok()?));
+    }
+    Some(())
+}
+
+/// As an array of numbers.
+fn array(pairs: u64) -> Option<()> {
+    let pool = host(BucketPolicy::PowerOfTwo).build();
+    for _ in 0..=pairs {
+        let elements = black_box(KIB.try_into().ok()?);
+        drop(black_box(PooledArray::<f32, _>::new(&pool, [elements]).ok()?));
+    }
+    Some(())
+}
+
+/// A result of two arrays of 16 numbers, which has the memory of the one before.
+fn sums(pairs: u64) -> Option<()> {
+    let pool = host(BucketPolicy::PowerOfTwo).build();
+    let one = PooledArray::from_elem(&pool, [16], 1.0_f32).ok()?;
+    for _ in 0..=pairs {
+        drop(black_box(one.zip_with(black_box(&one), |a, b| a + b).ok()?));
     }
     Some(())
 }

@@ -1,5 +1,5 @@
 //! Free memory by its size: a bit for each step of sizes that has any, and the entries of a step as a
-//! list or as a tree. Ranges of an arena and classes of whole blocks are such entries.
+//! list or as a tree. Ranges of an arena are such entries.
 
 mod steps;
 #[cfg(test)]
@@ -29,10 +29,8 @@ pub(crate) struct SizeLinks {
     pub(crate) newer: u32,
     /// The step that it is in.
     pub(crate) step: u16,
-    /// Whether its owner has put it among them. (Here, since there is room.)
-    pub(crate) is_listed: bool,
 }
 
 impl SizeLinks {
-    pub(crate) const NONE: Self = Self { older: NONE, newer: NONE, step: 0, is_listed: false };
+    pub(crate) const NONE: Self = Self { older: NONE, newer: NONE, step: 0 };
 }

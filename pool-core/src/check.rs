@@ -2,7 +2,6 @@
 
 use crate::pool::BucketPool;
 use crate::port::DeviceAllocator;
-use crate::sys::thread_number;
 
 pub use crate::store::{BlockSum, Checked};
 pub use crate::sys::thread_number::TestThreads;
@@ -90,8 +89,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
                 work()
             }
             PoolLock::OtherShards => {
-                let count = store.shards.count();
-                let home = thread_number::home() % count;
+                let (count, home) = (store.shards.count(), store.shards.home_of_thread());
                 let others = (0..count).filter(|at| *at != home);
                 let _states: Vec<_> = others.map(|at| store.shards.lock(at)).collect();
                 work()

@@ -362,10 +362,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let reuse = store.allocator.clock().reuse_of(stream);
         let on = reuse.as_ref().unwrap_or(stream);
         let watch = store.watch();
-        let record = store.hit_range((stream, on), kind, (bytes, requested))?;
-        let buffer = PooledBuffer::again(record);
+        let found = store.hit_range((stream, on), kind, (bytes, requested));
+        let buffer = found.map(PooledBuffer::again);
         drop(watch);
-        if store.is_broken() { None } else { Some(buffer) }
+        if store.is_broken() { None } else { buffer }
     }
 
     /// Serves a request that is no plain hit.
@@ -447,6 +447,12 @@ impl<A: DeviceAllocator> BucketPool<A> {
             false => clock.reuse_of(stream),
         };
         let on = other.as_ref().unwrap_or(stream);
+        if zeroes && let Some((buffer, is_zeroed)) = self.hit_to_zero((stream, on), bytes, kind) {
+            if buffer.is_intact() {
+                return self.zeroed(buffer, is_zeroed, stream, (bytes, zeroed));
+            }
+            drop(buffer.detach()); // to the device
+        }
         let Some(request) = self.pool_request((stream, on), bytes, kind) else {
             return Err(Short::early(self.cause((stream, on), bytes, kind), bytes));
         };
@@ -467,7 +473,18 @@ impl<A: DeviceAllocator> BucketPool<A> {
             drop(buffer.detach()); // to the device
         };
         let is_zeroed = buffer.check_freed(fresh, was_zeroed) && was_zeroed;
-        let bytes_to_zero = match zero {
+        self.zeroed(buffer, is_zeroed, stream, (bytes, zeroed))
+    }
+
+    /// The end of [`BucketPool::allocate_now`]: zeroes what must be.
+    fn zeroed(
+        &self,
+        mut buffer: PooledBuffer<A>,
+        is_zeroed: bool,
+        stream: &StreamOf<A>,
+        (bytes, zeroed): (u64, bool),
+    ) -> Result<PooledBuffer<A>, Short> {
+        let bytes_to_zero = match self.store().bounds.zero {
             _ if is_zeroed => 0,
             ZeroPolicy::Never if zeroed => bytes,
             ZeroPolicy::Never => 0,
@@ -483,6 +500,24 @@ impl<A: DeviceAllocator> BucketPool<A> {
         }
         buffer.guard();
         Ok(buffer)
+    }
+
+    /// As [`BucketPool::hit`], of a block that is to be zeroed before a program has it. Returns also
+    /// whether its bytes are zero already.
+    fn hit_to_zero(
+        &self,
+        (stream, on): (&StreamOf<A>, &StreamOf<A>),
+        requested: u64,
+        kind: A::Kind,
+    ) -> Option<(PooledBuffer<A>, bool)> {
+        let store = self.store();
+        if store.flags.get() & self.no_hit_at & !ALWAYS != 0 || !store.is_plain_on(stream) {
+            return None;
+        }
+        let fast = store.classes.fast(requested);
+        let bytes = fast.or_else(|| store.classes.slow_cached(requested))?;
+        let (record, clean) = store.hit_to_zero((stream, on), kind, (bytes, requested))?;
+        Some((PooledBuffer::again(record), clean))
     }
 
     /// Notifies the observers of a request that was served.

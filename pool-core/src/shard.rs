@@ -25,7 +25,7 @@ pub(crate) use accounts::Sum;
 pub(crate) use keeping::{EVICTIONS, Keeping};
 pub(crate) use lend::Grant;
 pub(crate) use published::Round;
-pub(crate) use shards::{Homes, Shards};
+pub(crate) use shards::Shards;
 
 /// What a shard has. One of `blocks` and `ranges` is empty for ever: a pool with an arena splits its
 /// memory, one without lends whole blocks.
@@ -72,19 +72,14 @@ pub(crate) struct State<A: DeviceAllocator> {
 }
 
 impl<A: DeviceAllocator> State<A> {
-    /// An empty shard. `split`: how memory is split; `None` for whole blocks. `by_size`: larger
-    /// blocks may serve. `lease`: bytes that may be free here.
-    pub(crate) fn new(
-        number: u32,
-        split: Option<(ArenaConfig, Backing)>,
-        by_size: bool,
-        lease: u64,
-    ) -> Self {
+    /// An empty shard. `split`: how memory is split; `None` for whole blocks. `lease`: bytes that may
+    /// be free here.
+    pub(crate) fn new(number: u32, split: Option<(ArenaConfig, Backing)>, lease: u64) -> Self {
         let (arena, backing) = split.unwrap_or((ArenaConfig::grow(), Backing::Block));
         let is_torch = arena.is_torch();
         Self {
             number,
-            blocks: Blocks::new(by_size),
+            blocks: Blocks::new(),
             ranges: Ranges::new(arena, backing),
             segments: Vec::new(),
             slots: Slab::new(),

@@ -58,9 +58,9 @@ use crate::limits::{
     Asker, Budget, CachedLimit, CachedLimitNow, DeviceId, Ledger, Retention, Ticks, Transit,
 };
 use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
-use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy};
+use crate::port::{DeviceAllocator, DeviceError, MarkOf, StreamClock, StreamOf, Why, ZeroPolicy};
 use crate::ranges::plain::Served;
-use crate::shard::{Grant, Homes, Keeping, Shards, State};
+use crate::shard::{Grant, Keeping, Shards, State};
 use crate::size::SizeClasses;
 use crate::store::flags::{ARENA, BROKEN, CLOSED, Flags, LIMITED, OBSERVED, ZEROES};
 use crate::store::owned::Owned;
@@ -168,29 +168,25 @@ impl<A: DeviceAllocator> Store<A> {
         shards: Option<usize>,
     ) -> Self {
         allocator.prepare();
-        let by_size = classes.has_larger_blocks();
-        let homes = match () {
-            // Of PyTorch's segments there is one list, of a bucket by stream one count.
-            () if shape.uncached || shape.is_torch() => Homes::First,
-            () if bounds.keeping.limits_buckets && A::Clock::HAS_STREAMS => Homes::First,
-            () if A::Clock::HAS_STREAMS => Homes::Stream,
-            () => Homes::Thread,
-        };
-        let most = if homes == Homes::First { 1 } else { shards.unwrap_or_else(spread::most) };
-        let first = State::new(0, shape.split(), by_size, bounds.cached.get().bytes(0));
+        // Of PyTorch's segments there is one list, of a bucket by stream one count.
+        let is_one = shape.uncached
+            || shape.is_torch()
+            || bounds.keeping.limits_buckets && A::Clock::HAS_STREAMS;
+        let most = if is_one { 1 } else { shards.unwrap_or_else(spread::most) };
+        let first = State::new(0, shape.split(), bounds.cached.get().bytes(0));
         let is_observed = observers.any_sees_hits() || guards.is_some();
         let flags = if bounds.zero == ZeroPolicy::OnReturn { ZEROES } else { 0 }
             | if bounds.keeping.limits_buckets { LIMITED } else { 0 }
             | if shape.is_arena() { ARENA } else { 0 }
             | if is_observed { OBSERVED } else { 0 };
         let store = Self {
-            shards: Shards::new(homes, most, first),
+            shards: Shards::new(most, first),
             allocator,
             shape,
+            larger_blocks_serve: classes.has_larger_blocks(),
             classes,
             bounds,
             ledger,
-            larger_blocks_serve: by_size,
             flags: Flags::new(flags),
             observers,
             guards,
@@ -229,22 +225,41 @@ impl<A: DeviceAllocator> Store<A> {
         (bytes, requested): (u64, u64),
     ) -> Option<RecordOwner<A>> {
         let clock = self.allocator.clock();
+        let key = Key { kind, stream_id: clock.stream_id(clock.mark(stream)) };
+        let mut state = self.shards.lock_home(&key);
+        state.note_thread(thread_number::name());
+        // Under the lock: behind what another thread on the stream has freed until now.
         let now = clock.mark(stream);
-        let key = Key { kind, stream_id: clock.stream_id(now) };
-        let at = self.shards.home(&key);
-        let thread = thread_number::get();
-        let mut state = self.shards.lock_home(at);
-        state.note_thread(thread);
         let Some(mut record) = state.take_plain(key, (bytes, requested), (clock, on)) else {
-            return self.hit_not_plain(state, key, (bytes, requested), (stream, on));
+            return self.hit_not_plain(state, (key, now), (bytes, requested), on);
         };
         self.unlock(state);
         record.requested = requested;
         if size_of_val(&now) > 0 {
-            // Anew: another thread may have used and freed the block on this stream since.
-            record.marks.get_mut().restart_plain(clock.mark(stream));
+            record.marks.get_mut().restart_plain(now);
         }
         Some(record)
+    }
+
+    /// As [`Store::hit`], of a block that is to be zeroed, which may be zeroed already. Returns whether
+    /// it is.
+    pub(crate) fn hit_to_zero(
+        &self,
+        (stream, on): (&StreamOf<A>, &StreamOf<A>),
+        kind: A::Kind,
+        sizes: (u64, u64),
+    ) -> Option<(RecordOwner<A>, bool)> {
+        let clock = self.allocator.clock();
+        let key = Key { kind, stream_id: clock.stream_id(clock.mark(on)) };
+        let mut state = self.shards.lock_home(&key);
+        state.note_thread(thread_number::name());
+        let now = clock.mark(stream); // under the lock, as in `hit`
+        let found = state.take_to_zero(key, sizes, (clock, on), self.bounds.statistics);
+        self.unlock(state);
+        let (mut record, clean) = found?;
+        record.requested = sizes.1;
+        record.uses_mut().restart(now);
+        Some((record, clean))
     }
 
     /// Unlocks a shard after a hit, and ends its round if that is over.
@@ -271,9 +286,9 @@ impl<A: DeviceAllocator> Store<A> {
     fn hit_not_plain(
         &self,
         mut state: LockGuard<'_, State<A>>,
-        key: Key<A::Kind>,
+        (key, now): (Key<A::Kind>, MarkOf<A>),
         (bytes, requested): (u64, u64),
-        (stream, on): (&StreamOf<A>, &StreamOf<A>),
+        on: &StreamOf<A>,
     ) -> Option<RecordOwner<A>> {
         let requester = self.requester_on(on);
         let statistics = self.bounds.statistics;
@@ -285,7 +300,7 @@ impl<A: DeviceAllocator> Store<A> {
         self.unlock(state);
         let mut record = record?;
         record.requested = requested;
-        record.uses_mut().restart(requester.clock.mark(stream));
+        record.uses_mut().restart(now);
         record.flags.set(CLEAN, false); // the program may write it
         Some(record)
     }
@@ -305,7 +320,7 @@ impl<A: DeviceAllocator> Store<A> {
         let now = clock.mark(stream);
         let key = Key { kind, stream_id: clock.stream_id(now) };
         let (request, at) = (self.shape.range_of(key, bytes), self.shards.home(&key));
-        let thread = thread_number::get();
+        let thread = thread_number::name();
         let mut state = self.shards.lock(at);
         state.note_thread(thread);
         let record = match state.ranges.take(&request, &self.requester_on(on)) {
@@ -330,11 +345,11 @@ impl<A: DeviceAllocator> Store<A> {
         let (taken, crowded) = {
             let is_arena = self.shape.is_arena();
             let mut state = match is_arena {
-                false => self.shards.lock_home(at),
+                false => self.shards.lock_home(&request.key),
                 true => self.shards.lock(at),
             };
             let state = &mut *state;
-            state.note_thread(thread_number::get());
+            state.note_thread(thread_number::name());
             let taken = if is_arena {
                 let served = state.ranges.take(&self.shape.range_request(request), &requester);
                 let lend = |it: Served| state.lend_free_range(it.id, request, mark, statistics);

@@ -151,6 +151,47 @@ fn in_a_child_of_a_quiet_process_a_pool_works() {
     }
 }
 
+/// Threads of a child that all begin with hits: none may take the lock of another for that of a thread of
+/// the parent. `BUCKETPOOL_CHILDREN` says how many children are tried.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no `fork`")]
+fn threads_of_a_child_that_begin_with_hits_are_all_served() {
+    if ran_alone("threads_of_a_child_that_begin_with_hits_are_all_served") {
+        return;
+    }
+    const THREADS: usize = 8;
+    let children = std::env::var("BUCKETPOOL_CHILDREN").map_or(CHILDREN, |number| {
+        number.parse().expect("BUCKETPOOL_CHILDREN: a number of children")
+    });
+    for shards in [1, THREADS] {
+        let pool = BucketPool::builder(HostAllocator::new()).shards(shards).build();
+        let hold = || pool.allocate(4 * KIB).unwrap();
+        // As many blocks as there are threads, in the shard of each thread that may come.
+        let start = Barrier::new(THREADS);
+        let take_and_wait = || {
+            let block = hold();
+            start.wait();
+            drop(block);
+        };
+        thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(take_and_wait))));
+        let refused = (0..children).filter(|_| {
+            0 != fork_to(|| {
+                let start = Barrier::new(THREADS);
+                let take = || {
+                    start.wait();
+                    (0..50).all(|_| pool.allocate(4 * KIB).is_ok())
+                };
+                let take = &take;
+                thread::scope(|scope| {
+                    let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(take)).collect();
+                    i32::from(!threads.into_iter().all(|thread| thread.join().unwrap()))
+                })
+            })
+        });
+        assert_eq!(refused.count(), 0, "of {children} children, {shards} shards");
+    }
+}
+
 /// A thread of the parent may be making the pools of the process.
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no `fork`")]

@@ -17,10 +17,12 @@ use std::ptr::NonNull;
 /// same time may have neighbouring slots.
 #[repr(align(64))]
 pub(crate) struct Record<A: DeviceAllocator> {
-    /// Its neighbours among the free blocks of a shard (`blocks/lists.rs`).
+    /// Its neighbours among the free blocks of its bin (`blocks/stack.rs`).
     pub(crate) links: Links<A>,
-    /// The number of its class among the free blocks that it was one of last (`blocks/table.rs`).
-    pub(crate) class: u32,
+    /// Its place among the free blocks of its shard by age (`blocks/by_age.rs`).
+    pub(crate) came: u64,
+    /// The slot of the bin that it was in last (`blocks/table.rs`).
+    pub(crate) slot: u32,
     pub(crate) bytes: u64,
     /// Bytes that its present owner requested.
     pub(crate) requested: u64,
@@ -58,19 +60,17 @@ pub(crate) struct Part<A: DeviceAllocator> {
     pub(crate) shard: u32,
 }
 
-/// Neighbours of a free block: in the stack of its bin, and by age.
+/// Neighbours of a free block in the stack of its bin. That above the top means nothing.
 pub(crate) struct Links<A: DeviceAllocator> {
     pub(crate) above: Link<A>,
     pub(crate) below: Link<A>,
-    pub(crate) newer: Link<A>,
-    pub(crate) older: Link<A>,
 }
 
 /// The address of a record that the same lists have.
 pub(crate) type Link<A> = Option<NonNull<Record<A>>>;
 
 impl<A: DeviceAllocator> Links<A> {
-    const NONE: Self = Self { above: None, below: None, newer: None, older: None };
+    const NONE: Self = Self { above: None, below: None };
 }
 
 // SAFETY: links are addresses, which only the owner of the lists that they belong to follows.
@@ -131,7 +131,8 @@ impl<A: DeviceAllocator> Record<A> {
     ) -> Self {
         Self {
             links: Links::NONE,
-            class: 0,
+            came: 0,
+            slot: 0,
             bytes,
             requested,
             store: None,
@@ -163,6 +164,16 @@ impl<A: DeviceAllocator> Record<A> {
     #[inline]
     pub(crate) fn is_plain_and_ready(&mut self, clock: &A::Clock, on: &StreamOf<A>) -> bool {
         self.flags.get_mut() == PLAIN
+            && self.marks.get_mut().own_is_ready(clock, on, A::MEMORY.cpu_touches)
+    }
+
+    /// The same of a block that may have bytes that are zero.
+    pub(crate) fn is_plain_but_clean_and_ready(
+        &mut self,
+        clock: &A::Clock,
+        on: &StreamOf<A>,
+    ) -> bool {
+        self.flags.get_mut() & !CLEAN == PLAIN
             && self.marks.get_mut().own_is_ready(clock, on, A::MEMORY.cpu_touches)
     }
 

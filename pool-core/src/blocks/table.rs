@@ -1,233 +1,185 @@
-//! The classes of free blocks, found by size and kind: a hash table with open addressing, so that a
-//! class is found without a search in almost all cases.
-#![expect(unsafe_code, reason = "places are found by a masked hash")]
+//! The bins of free blocks, found by size, kind and stream: a hash table with open addressing, so that a
+//! bin is found by one look in almost all cases.
+#![expect(unsafe_code, reason = "slots are found by a masked hash")]
 
-use crate::blocks::lists::Stack;
-use crate::by_size::{Entries, SizeKey, SizeLinks};
+use crate::block::request::Key;
+use crate::blocks::stack::Stack;
 use crate::port::DeviceAllocator;
 use std::mem;
 
-/// Places of the table at first, as a power of two.
+/// Slots of the table at first, as a power of two.
 const FIRST_BITS: u32 = 4;
 
-/// Blocks that one stream used last, of one size and kind.
+/// Blocks of one size and kind that one stream used last: a cache line.
+#[repr(align(64))]
 pub(super) struct Bin<A: DeviceAllocator> {
+    /// 0: there is no bin in this slot.
+    pub(super) bytes: u64,
     pub(super) stream: u64,
     pub(super) blocks: Stack<A>,
     pub(super) count: u32,
-}
-
-/// The blocks of one size and kind.
-pub(super) struct ClassBin<A: DeviceAllocator> {
-    /// 0: there is no class at this place.
-    pub(super) bytes: u64,
-    pub(super) kind: A::Kind,
-    /// The bin that was used last.
-    pub(super) bin: Bin<A>,
-    /// The bins of other streams that have blocks.
-    #[expect(
-        clippy::box_collection,
-        reason = "one word in a class, where there are none as a rule"
-    )]
-    pub(super) others: Option<Box<Vec<Bin<A>>>>,
-    /// Blocks of all bins.
-    pub(super) count: u32,
     /// Blocks that it may have, where shards lease places of a limit.
     pub(super) places: u32,
-    /// Its links among the classes by size, and whether it is there.
-    pub(super) links: SizeLinks,
+    /// The age of its entry among the bins by age.
+    pub(super) entry: u64,
+    pub(super) kind: A::Kind,
+    /// Where it is listed: [`BY_AGE`] and [`BY_SIZE`].
+    pub(super) listed: u8,
 }
+
+/// It has an entry among the bins by age, which says that it is no younger than its oldest block.
+pub(super) const BY_AGE: u8 = 1;
+/// It is among the bins by size.
+pub(super) const BY_SIZE: u8 = 2;
 
 impl<A: DeviceAllocator> Bin<A> {
-    fn empty(stream: u64) -> Self {
-        Self { stream, blocks: Stack::EMPTY, count: 0 }
-    }
-}
-
-impl<A: DeviceAllocator> ClassBin<A> {
     fn vacant() -> Self {
         Self {
             bytes: 0,
-            kind: A::Kind::default(),
-            bin: Bin::empty(0),
-            others: None,
+            stream: 0,
+            blocks: Stack::EMPTY,
             count: 0,
             places: 0,
-            links: SizeLinks::NONE,
+            entry: 0,
+            kind: A::Kind::default(),
+            listed: 0,
         }
     }
 
-    /// Makes the bin of a stream the one that was used last. Returns false if the stream has no
-    /// blocks here.
     #[inline]
-    pub(super) fn find(&mut self, stream: u64) -> bool {
-        self.bin.stream == stream && self.bin.count > 0 || self.find_other(stream)
+    fn is(&self, bytes: u64, key: Key<A::Kind>) -> bool {
+        self.bytes == bytes && self.stream == key.stream_id && self.kind == key.kind
     }
 
-    #[inline(never)]
-    fn find_other(&mut self, stream: u64) -> bool {
-        let Some(others) = &mut self.others else { return false };
-        let Some(at) = others.iter().position(|bin| bin.stream == stream) else { return false };
-        if self.bin.count == 0 {
-            self.bin = others.swap_remove(at);
-        } else {
-            mem::swap(&mut self.bin, &mut others[at]);
-        }
-        if others.is_empty() {
-            self.others = None;
-        }
-        true
-    }
-
-    /// Makes the bin of a stream the one that was used last, whether it has blocks or not.
-    #[inline]
-    pub(super) fn find_or_add(&mut self, stream: u64) {
-        if self.bin.stream != stream && !self.find_other(stream) {
-            let before = mem::replace(&mut self.bin, Bin::empty(stream));
-            if before.count > 0 {
-                self.others.get_or_insert_default().push(before);
-            }
-        }
-    }
-
-    /// All bins, the one that was used last first.
-    pub(super) fn bins(&self) -> impl Iterator<Item = &Bin<A>> {
-        [&self.bin].into_iter().chain(self.others.iter().flat_map(|others| others.iter()))
+    pub(super) fn key(&self) -> Key<A::Kind> {
+        Key { kind: self.kind, stream_id: self.stream }
     }
 }
 
-/// All classes.
+/// All bins.
 pub(super) struct Table<A: DeviceAllocator> {
-    places: Vec<ClassBin<A>>,
-    /// Bits of a hash that do not name a place.
+    slots: Vec<Bin<A>>,
+    /// Bits of a hash that do not name a slot.
     shift: u32,
-    /// Places that have a class.
+    /// Slots that have a bin.
     used: usize,
 }
 
 impl<A: DeviceAllocator> Table<A> {
     pub(super) fn new() -> Self {
-        // One vacant place, so that a search always ends.
-        Self { places: vec![ClassBin::vacant()], shift: u64::BITS - 1, used: 0 }
+        // One vacant slot, so that a search always ends.
+        Self { slots: vec![Bin::vacant()], shift: u64::BITS - 1, used: 0 }
     }
 
-    /// The place of a class, or the vacant one where it would be.
+    /// The slot of a bin, or the vacant one where it would be.
     #[inline]
-    fn place(&self, bytes: u64, kind: A::Kind) -> usize {
-        self.first_place(bytes, |class| class.bytes == bytes && class.kind == kind)
+    pub(super) fn slot(&self, bytes: u64, key: Key<A::Kind>) -> usize {
+        self.first_slot((bytes, key.stream_id), |bin| bin.is(bytes, key))
     }
 
-    /// The vacant place where a class of these bytes would be that is in no place yet.
-    fn vacant_place(&self, bytes: u64) -> usize {
-        self.first_place(bytes, |_| false)
-    }
-
-    /// The first place for classes of these bytes whose class `is` it, or which is vacant. There is a
+    /// The first slot for bins of this size and stream whose bin `is` it, or which is vacant. There is a
     /// vacant one. The hash is multiplicative (Knuth, *TAOCP* 6.4).
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "below the number of places")]
-    fn first_place(&self, bytes: u64, is: impl Fn(&ClassBin<A>) -> bool) -> usize {
-        let mask = self.places.len() - 1;
-        let hash = bytes.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let mut at = (hash >> self.shift) as usize & mask;
+    #[expect(clippy::cast_possible_truncation, reason = "below the number of slots")]
+    fn first_slot(&self, (bytes, stream): (u64, u64), is: impl Fn(&Bin<A>) -> bool) -> usize {
+        let mask = self.slots.len() - 1;
+        let both = bytes.wrapping_add(stream.wrapping_mul(0xD6E8_FEB8_6659_FD93));
+        let mut at = (both.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift) as usize & mask;
         loop {
-            let class = self.at(at);
-            if is(class) || class.bytes == 0 {
+            let bin = self.at(at);
+            if is(bin) || bin.bytes == 0 {
                 return at;
             }
             at = (at + 1) & mask;
         }
     }
 
-    /// The number of a class, if there is one.
+    /// The slot of a bin, if there is one.
     #[inline]
-    pub(super) fn find(&self, bytes: u64, kind: A::Kind) -> Option<usize> {
-        let at = self.place(bytes, kind);
+    pub(super) fn find(&self, bytes: u64, key: Key<A::Kind>) -> Option<usize> {
+        let at = self.slot(bytes, key);
         (self.at(at).bytes != 0).then_some(at)
     }
 
-    /// Whether a class has this number.
+    /// The bin of a size and key, if it is in this slot.
     #[inline]
-    pub(super) fn is_at(&self, at: usize, bytes: u64, kind: A::Kind) -> bool {
-        self.places.get(at).is_some_and(|class| class.bytes == bytes && class.kind == kind)
-    }
-
-    #[inline]
-    fn at(&self, at: usize) -> &ClassBin<A> {
-        debug_assert!(at < self.places.len());
-        // SAFETY: numbers of places are less than their count, by which each hash is masked.
-        unsafe { self.places.get_unchecked(at & (self.places.len() - 1)) }
+    pub(super) fn bin_at(
+        &mut self,
+        at: usize,
+        bytes: u64,
+        key: Key<A::Kind>,
+    ) -> Option<&mut Bin<A>> {
+        self.slots.get_mut(at).filter(|bin| bin.is(bytes, key))
     }
 
     #[inline]
-    pub(super) fn class(&mut self, at: usize) -> &mut ClassBin<A> {
-        debug_assert!(at < self.places.len());
-        let mask = self.places.len() - 1;
-        // SAFETY: as in `at`; there is one place at least.
-        unsafe { self.places.get_unchecked_mut(at & mask) }
+    fn at(&self, at: usize) -> &Bin<A> {
+        debug_assert!(at < self.slots.len());
+        // SAFETY: numbers of slots are less than their count, by which each hash is masked.
+        unsafe { self.slots.get_unchecked(at & (self.slots.len() - 1)) }
     }
 
-    /// The class of a number; not if it has none.
-    pub(super) fn get(&self, at: usize) -> Option<&ClassBin<A>> {
-        self.places.get(at).filter(|class| class.bytes != 0)
+    #[inline]
+    pub(super) fn bin(&mut self, at: usize) -> &mut Bin<A> {
+        debug_assert!(at < self.slots.len());
+        let mask = self.slots.len() - 1;
+        // SAFETY: as in `at`; there is one slot at least.
+        unsafe { self.slots.get_unchecked_mut(at & mask) }
     }
 
-    /// Whether there is room for one class more.
+    /// The bin of a size and key, if there is one.
+    pub(super) fn get(&self, bytes: u64, key: Key<A::Kind>) -> Option<&Bin<A>> {
+        self.find(bytes, key).map(|at| self.at(at))
+    }
+
+    /// The same, to change it.
+    pub(super) fn get_mut(&mut self, bytes: u64, key: Key<A::Kind>) -> Option<&mut Bin<A>> {
+        self.find(bytes, key).map(|at| self.bin(at))
+    }
+
+    /// Whether there is room for one bin more.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
-        2 * (self.used + 1) <= self.places.len()
+        2 * (self.used + 1) <= self.slots.len()
     }
 
-    /// Adds a class that there is room for. Returns its number.
-    pub(super) fn add(&mut self, bytes: u64, kind: A::Kind) -> usize {
-        let at = self.vacant_place(bytes);
-        let class = &mut self.places[at];
-        (class.bytes, class.kind) = (bytes, kind);
+    /// Adds a bin that there is room for. Returns its slot.
+    pub(super) fn add(&mut self, bytes: u64, key: Key<A::Kind>) -> usize {
+        let at = self.first_slot((bytes, key.stream_id), |_| false);
+        let bin = &mut self.slots[at];
+        (bin.bytes, bin.kind, bin.stream) = (bytes, key.kind, key.stream_id);
         self.used += 1;
         at
     }
 
-    /// Forgets classes without blocks and places, and grows where that is not enough. All classes have other
-    /// numbers then.
+    /// Forgets bins without blocks and places, and grows where that is not enough. All bins are in
+    /// other slots then.
     #[cold]
     pub(super) fn make_room(&mut self) {
-        let stays = |class: &ClassBin<A>| class.count > 0 || class.places > 0;
-        let filled = self.places.iter().filter(|class| stays(class)).count();
+        let stays = |bin: &Bin<A>| bin.count > 0 || bin.places > 0;
+        let filled = self.slots.iter().filter(|bin| stays(bin)).count();
         let bits = (4 * (filled + 1)).next_power_of_two().ilog2().max(FIRST_BITS);
-        let places = (0..1_usize << bits).map(|_| ClassBin::vacant()).collect();
-        let before = mem::replace(&mut self.places, places);
+        let slots = (0..1_usize << bits).map(|_| Bin::vacant()).collect();
+        let before = mem::replace(&mut self.slots, slots);
         (self.shift, self.used) = (u64::BITS - bits, filled);
-        for class in before.into_iter().filter(stays) {
-            let at = self.vacant_place(class.bytes);
-            self.places[at] = class;
+        for bin in before.into_iter().filter(stays) {
+            let at = self.first_slot((bin.bytes, bin.stream), |_| false);
+            self.slots[at] = bin;
         }
     }
 
-    /// How many classes there is room for.
-    #[cfg(test)]
-    pub(super) fn places(&self) -> usize {
-        self.places.len()
+    /// How many slots there are, of which half may have bins.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
     }
 
-    /// All classes.
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut ClassBin<A>> {
-        self.places.iter_mut().filter(|class| class.bytes != 0)
+    /// All bins, to change them.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Bin<A>)> {
+        self.slots.iter_mut().enumerate().filter(|(_, bin)| bin.bytes != 0)
     }
 
-    /// All classes with their numbers.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &ClassBin<A>)> {
-        self.places.iter().enumerate().filter(|(_, class)| class.bytes != 0)
-    }
-}
-
-impl<A: DeviceAllocator> Entries for Table<A> {
-    fn key(&self, id: u32) -> SizeKey {
-        SizeKey::least(self.places[id as usize].bytes)
-    }
-    fn links(&self, id: u32) -> SizeLinks {
-        self.places[id as usize].links
-    }
-    fn links_mut(&mut self, id: u32) -> &mut SizeLinks {
-        &mut self.places[id as usize].links
+    /// All bins.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Bin<A>> {
+        self.slots.iter().filter(|bin| bin.bytes != 0)
     }
 }

@@ -2,12 +2,14 @@
 
 use crate::block::record::{Place, Record, RecordOwner};
 use crate::block::request::{Key, PoolRequest};
-use crate::blocks::by_age::{BY_AGE, OLDEST};
+use crate::blocks::by_age::{BY_AGE_ONE_IN, OLDEST};
 use crate::blocks::{Blocks, Effort};
 use crate::port::{DeviceAllocator, DeviceError, Immediate, Memory, Request, StreamOf, Why};
 use crate::size::{BucketPolicy, SizeClasses};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Memory without memory.
 pub(crate) struct Nothing;
@@ -75,7 +77,7 @@ fn newest(model: &[Known], bytes: u64, key: (u8, u64)) -> Option<Known> {
 
 /// The block that goes for others: the largest of the oldest few, or the oldest.
 fn to_evict(blocks: &Blocks<Nothing>, model: &[Known]) -> Option<Known> {
-    let looks = if (blocks.evicted + 1).is_multiple_of(BY_AGE) { 1 } else { OLDEST };
+    let looks = if (blocks.evicted + 1).is_multiple_of(BY_AGE_ONE_IN) { 1 } else { OLDEST };
     let most = model.iter().take(looks).map(|known| known.bytes).max();
     model.iter().find(|known| Some(known.bytes) == most).copied()
 }
@@ -86,93 +88,138 @@ fn forget(model: &mut Vec<Known>, id: u64) -> Known {
     model.remove(at)
 }
 
-fn run(seed: u64, steps: u64) {
-    let mut random = StdRng::seed_from_u64(seed);
-    let by_size = seed.is_multiple_of(2);
-    let (mut blocks, mut model) = (Blocks::<Nothing>::new(by_size), Vec::<Known>::new());
-    for id in 0..steps {
-        let bytes =
-            [64, 128, 4096, 5000, 64 * random.random_range(1..200)][random.random_range(0..5)];
-        let key = (random.random_range(0..2_u8), random.random_range(0..3_u64));
-        let own = Key { kind: key.0, stream_id: key.1 };
-        match random.random_range(0..11) {
-            0..=4 => {
+/// Puts a block into the model where it was: blocks have their numbers in the order in which they came.
+fn remember(model: &mut Vec<Known>, known: Known) {
+    let at = model.partition_point(|older| older.id < known.id);
+    model.insert(at, known);
+}
+
+/// The blocks by age, as the heap of their bins says.
+fn by_age(blocks: &mut Blocks<Nothing>) -> Vec<u64> {
+    let mut ages = Vec::new();
+    blocks.each_by_age(|record, _| {
+        ages.push(record.freed_at);
+        ControlFlow::Continue(())
+    });
+    ages
+}
+
+/// Blocks, what a plain list says of them, and those that were taken out while their room is held.
+struct Both {
+    blocks: Blocks<Nothing>,
+    model: Vec<Known>,
+    held: Vec<(RecordOwner<Nothing>, Known)>,
+}
+
+/// What a step took, and what it should have.
+type Taken = (Option<RecordOwner<Nothing>>, Option<Known>);
+
+impl Both {
+    /// One step with a size and key.
+    fn step(&mut self, random: &mut StdRng, id: u64, (bytes, key): (u64, (u8, u64))) -> Taken {
+        let Self { blocks, model, held } = self;
+        let (own, sizes) = (own_key(key), bytes..=2 * bytes);
+        let fits = model.iter().filter(|it| it.key.0 == key.0 && sizes.contains(&it.bytes));
+        let own_fits = fits.clone().filter(|it| it.key == key);
+        match random.random_range(0..14) {
+            0..=5 => {
                 blocks.push(own, record(id, bytes, key.0, id));
                 model.push(Known { id, bytes, key, freed_at: id });
             }
-            5..=7 => {
-                let found = blocks.take(own, bytes, |_| true).map(id_of);
-                assert_eq!(found, newest(&model, bytes, key).map(|known| known.id));
-                if let Some(id) = found {
-                    forget(&mut model, id);
-                }
-            }
-            8 if by_size => {
-                let sizes = bytes..=2 * bytes;
-                let found = blocks.take_in_range(own, &sizes, |_| true).map(id_of);
-                let fits = model.iter().filter(|it| it.key == key && sizes.contains(&it.bytes));
-                let least = fits.map(|known| known.bytes).min();
-                let expected = least.and_then(|bytes| newest(&model, bytes, key));
-                assert_eq!(found, expected.map(|known| known.id));
-                if let Some(id) = found {
-                    forget(&mut model, id);
-                }
+            6..=7 => return (blocks.take(own, bytes, |_| true), newest(model, bytes, key)),
+            8 => {
+                let least = own_fits.map(|known| known.bytes).min();
+                let expected = least.and_then(|bytes| newest(model, bytes, key));
+                return (blocks.take_in_range(own, &sizes, |_| true), expected);
             }
             9 => {
-                let expected = to_evict(&blocks, &model);
-                let found = blocks.take_to_evict().map(id_of);
-                assert_eq!(found, expected.map(|known| known.id), "the largest of the oldest");
-                if let Some(id) = found {
-                    forget(&mut model, id);
-                }
+                let expected = to_evict(blocks, model);
+                return (blocks.take_to_evict(), expected);
             }
-            8 => {
-                let found = blocks.take_oldest(u64::MAX, |_| true).map(id_of);
-                assert_eq!(found, model.first().map(|known| known.id), "the oldest of all");
-                if let Some(id) = found {
-                    forget(&mut model, id);
-                }
+            10 => {
+                // Some blocks are refused, by the time of their free.
+                let refused = random.random_range(1..6_u64);
+                let accepts = |freed_at: u64| freed_at % 6 >= refused;
+                let before = id.saturating_sub(random.random_range(0..20));
+                let old = model.iter().take_while(|it| it.freed_at < before);
+                let expected = old.copied().find(|it| accepts(it.freed_at));
+                return (blocks.take_oldest(before, |it| accepts(it.freed_at)), expected);
             }
-            _ => {
-                let sizes = bytes..=bytes;
-                let of_kind = blocks.take_of_any(key.0, &sizes, Effort::All, |_| true).map(id_of);
-                let any = model.iter().any(|it| it.key.0 == key.0 && it.bytes == bytes);
-                assert_eq!(of_kind.is_some(), any);
-                let known = of_kind.map(|id| forget(&mut model, id));
-                assert!(known.is_none_or(|it| it.key.0 == key.0 && it.bytes == bytes));
+            11 => {
+                let least = fits.clone().map(|it| it.bytes).min();
+                let expected = fits.copied().find(|it| Some(it.bytes) == least);
+                return (blocks.take_of_any(key.0, &sizes, Effort::All, |_| true), expected);
             }
+            12 if !model.is_empty() => {
+                let known = model.remove(random.random_range(0..model.len()));
+                let sizes = known.bytes..=known.bytes;
+                let is = |record: &mut Record<_>| record.freed_at == known.freed_at;
+                let record = blocks.take_of_any(known.key.0, &sizes, Effort::All, is).unwrap();
+                blocks.hold_room(&record);
+                held.push((record, known));
+            }
+            13 if !held.is_empty() => {
+                let at = random.random_range(0..held.len());
+                self.put_back(at);
+            }
+            _ => {}
         }
-        assert_eq!(blocks.iter().count(), model.len());
-        assert_eq!(blocks.bytes, model.iter().map(|known| known.bytes).sum::<u64>());
-        if id % 16 == 0 {
-            blocks.check();
-            let largest = model.iter().map(|known| known.bytes).max().unwrap_or(0);
-            assert_eq!(blocks.largest(), largest);
-            let own = model.iter().filter(|it| it.key == key && it.bytes == bytes);
-            assert_eq!(blocks.count_of(own_key(key), bytes), own.count());
-        }
+        (None, None)
     }
-    put_back_one(&mut blocks, &model);
-    blocks.check();
-    let largest = blocks.take_largest(|_| true).map(|record| record.bytes);
-    assert_eq!(largest, model.iter().map(|known| known.bytes).max());
+
+    fn put_back(&mut self, at: usize) {
+        let (record, known) = self.held.swap_remove(at);
+        self.blocks.put_back(own_key(known.key), record);
+        remember(&mut self.model, known);
+    }
+
+    /// Compares all figures.
+    fn check(&mut self, (bytes, key): (u64, (u8, u64))) {
+        let Self { blocks, model, held } = self;
+        let held: u64 = held.iter().map(|(record, _)| record.bytes).sum();
+        blocks.bytes -= held;
+        blocks.check();
+        blocks.bytes += held;
+        let largest = model.iter().map(|known| known.bytes).max().unwrap_or(0);
+        assert_eq!(blocks.largest(), largest);
+        assert_eq!(blocks.oldest().map(|it| it.freed_at), model.first().map(|it| it.freed_at));
+        let own = model.iter().filter(|it| it.key == key && it.bytes == bytes);
+        assert_eq!(blocks.count_of(own_key(key), bytes), own.count());
+        let first = model.iter().take(7).map(|it| it.bytes).sum::<u64>();
+        assert_eq!(blocks.bytes_of_oldest(7), first);
+    }
 }
 
-/// A block that was taken out goes back to where it was by age.
-fn put_back_one(blocks: &mut Blocks<Nothing>, model: &[Known]) {
-    let Some(Known { bytes, key, .. }) = model.get(model.len() / 3).copied() else { return };
-    let ages = |blocks: &Blocks<Nothing>| -> Vec<u64> {
-        blocks.iter().map(|record| record.freed_at).collect()
-    };
-    let before = ages(blocks);
-    let taken = blocks.take_of_any(key.0, &(bytes..=bytes), Effort::All, |_| true);
-    let record = taken.expect("the model has one of this size");
-    let known = model.iter().find(|known| known.freed_at == record.freed_at).unwrap();
-    blocks.hold_room(&record);
-    blocks.put_back(own_key(known.key), record);
-    if before.len() < 64 {
-        assert_eq!(ages(blocks), before, "by age");
+fn run(seed: u64, steps: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut both = Both { blocks: Blocks::new(), model: Vec::new(), held: Vec::new() };
+    let streams = random.random_range(1..40_u64);
+    for id in 0..steps {
+        let bytes =
+            [64, 128, 4096, 5000, 64 * random.random_range(1..200)][random.random_range(0..5)];
+        let key = (random.random_range(0..2_u8), random.random_range(0..streams));
+        let (found, expected) = both.step(&mut random, id, (bytes, key));
+        assert_eq!(found.map(id_of), expected.map(|known| known.id), "step {id}");
+        if let Some(known) = expected {
+            forget(&mut both.model, known.id);
+        }
+        let held: u64 = both.held.iter().map(|(record, _)| record.bytes).sum();
+        let of_model: u64 = both.model.iter().map(|it| it.bytes).sum();
+        assert_eq!(both.blocks.bytes - held, of_model);
+        assert_eq!(both.blocks.iter().count(), both.model.len());
+        if id % 16 == 0 {
+            both.check((bytes, key));
+        }
     }
+    while !both.held.is_empty() {
+        both.put_back(0);
+    }
+    let Both { mut blocks, model, .. } = both;
+    blocks.check();
+    let expected: Vec<u64> = model.iter().map(|known| known.freed_at).collect();
+    assert_eq!(by_age(&mut blocks), expected, "all by age");
+    let largest = blocks.take_largest(|_| true).map(|record| record.bytes);
+    assert_eq!(largest, model.iter().map(|known| known.bytes).max());
 }
 
 fn own_key((kind, stream_id): (u8, u64)) -> Key<u8> {
@@ -189,12 +236,102 @@ fn random_operations_do_what_a_plain_list_does() {
 
 #[test]
 fn many_sizes_that_are_gone_leave_a_small_table() {
-    let mut blocks = Blocks::<Nothing>::new(true);
+    let mut blocks = Blocks::<Nothing>::new();
     let key = Key { kind: 0, stream_id: 0 };
     for id in 0..10_000 {
         blocks.push(key, record(id, 64 + id, 0, id));
         assert_eq!(blocks.take(key, 64 + id, |_| true).map(id_of), Some(id));
     }
-    assert!(blocks.places() <= 64, "{} places", blocks.places());
+    assert!(blocks.table.len() <= 64, "{} slots", blocks.table.len());
+    assert!(blocks.listed_by_size() <= 64, "{} bins by size", blocks.listed_by_size());
+    blocks.check();
+}
+
+#[test]
+fn many_frees_between_two_requests_keep_their_order() {
+    let mut blocks = Blocks::<Nothing>::new();
+    let count = if cfg!(miri) { 300 } else { 100_000 };
+    // One time for all of them: nothing was allocated meanwhile.
+    for id in 0..count {
+        blocks.push(own_key((0, id % 7)), record(id, 64 * (1 + id % 5), 0, 1));
+    }
+    for id in 0..count {
+        assert_eq!(blocks.take_oldest(u64::MAX, |_| true).map(id_of), Some(id));
+    }
+}
+
+/// How many blocks are looked at for the one that is taken last of all.
+#[test]
+fn the_oldest_is_found_by_few_looks_where_bins_came_and_went() {
+    let mut blocks = Blocks::<Nothing>::new();
+    let sizes = if cfg!(miri) { 20 } else { 1000 };
+    for round in 0..3 {
+        for id in 0..sizes {
+            blocks.push(own_key((0, 0)), record(round * sizes + id, 64 + id, 0, round));
+            if round < 2 {
+                blocks.take(own_key((0, 0)), 64 + id, |_| true).map(id_of).expect("just pushed");
+            }
+        }
+    }
+    let mut looks = 0;
+    for id in 2 * sizes..3 * sizes {
+        let looked = std::cell::Cell::new(0);
+        let found = blocks.take_oldest(u64::MAX, |_| {
+            looked.set(looked.get() + 1);
+            true
+        });
+        assert_eq!(found.map(id_of), Some(id));
+        looks += looked.get();
+    }
+    assert_eq!(looks, sizes, "one look for each");
+}
+
+#[test]
+fn a_block_that_comes_back_often_leaves_few_entries() {
+    let mut blocks = Blocks::<Nothing>::new();
+    let key = own_key((0, 0));
+    blocks.push(key, record(0, 64, 0, 0));
+    blocks.push(key, record(1, 64, 0, 1));
+    for _ in 0..1000 {
+        let oldest = blocks.take_oldest(u64::MAX, |_| true).unwrap();
+        assert_eq!(oldest.freed_at, 0);
+        blocks.hold_room(&oldest);
+        assert_eq!(blocks.oldest().map(|it| it.freed_at), Some(1), "its bin has a later entry");
+        blocks.put_back(key, oldest);
+        assert_eq!(blocks.oldest().map(|it| it.freed_at), Some(0));
+        blocks.check(); // which bounds the entries
+    }
+}
+
+#[test]
+fn a_look_by_age_that_panics_loses_no_bin() {
+    let mut blocks = Blocks::<Nothing>::new();
+    for id in 0..10 {
+        blocks.push(own_key((0, id % 3)), record(id, 64 * (1 + id % 2), 0, id));
+    }
+    let panics = |record: &mut Record<_>| {
+        if record.freed_at == 4 {
+            resume_unwind(Box::new("on purpose"))
+        }
+        false
+    };
+    let look = AssertUnwindSafe(|| drop(blocks.take_oldest(u64::MAX, panics)));
+    assert!(catch_unwind(look).is_err());
+    blocks.check();
+    assert_eq!(by_age(&mut blocks), (0..10).collect::<Vec<_>>());
+}
+
+/// A search for a block of any stream that looks at few leaves no bin listed that it found empty.
+#[test]
+fn a_bounded_search_unlists_the_empty_bins_that_it_meets() {
+    let mut blocks = Blocks::<Nothing>::new();
+    for id in 0..1000 {
+        blocks.push(own_key((0, id)), record(id, 64, 0, id));
+    }
+    for id in 0..999 {
+        blocks.take(own_key((0, id)), 64, |_| true).map(id_of).expect("just pushed");
+    }
+    let found = blocks.take_of_any(0, &(64..=64), Effort::Bounded, |_| true).map(id_of);
+    assert_eq!((found, blocks.listed_by_size()), (Some(999), 1));
     blocks.check();
 }

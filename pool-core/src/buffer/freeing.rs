@@ -8,7 +8,7 @@ use crate::invariant::Scope;
 use crate::observe::EventKind;
 use crate::port::{DeviceAllocator, StreamClock, ZeroPolicy, Zeroing};
 use crate::store::flags::{BROKEN, OBSERVED, ZEROES};
-use crate::store::reference::{StoreReference, put};
+use crate::store::reference::{StoreReference, put, put_part};
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
@@ -28,12 +28,14 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     fn drop_into_shard(&mut self, bypass_flags: u32) -> bool {
         let flags = self.record.flags.get_mut();
         debug_assert!(flags & CLEAN == 0, "a buffer's bytes may be anything");
-        if flags & !PART != PLAIN || A::Clock::UNTIL_DROP || self.store().is_forked() {
+        let is_part = flags == PART;
+        if flags != PLAIN && !is_part || A::Clock::UNTIL_DROP || self.store().is_forked() {
             return false;
         }
         // SAFETY: a buffer is dropped once, and if the shard takes the record, it is not used
         // again.
         let record = unsafe { ManuallyDrop::take(&mut self.record) };
+        let put = if is_part { put_part } else { put };
         // SAFETY: `new` filled the store address.
         let Err(record) = (unsafe { put(record, bypass_flags) }) else { return true };
         self.record = ManuallyDrop::new(record);

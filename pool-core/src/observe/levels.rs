@@ -198,12 +198,18 @@ impl Accounts {
         [&mut self.live, &mut self.requested, &mut self.allocated].into_iter().chain(classes)
     }
 
-    /// Counts a block out.
+    /// Counts a whole block out.
     #[inline]
-    pub(crate) fn out(&mut self, bytes: u64, requested: u64) {
+    pub(crate) fn out_whole(&mut self, bytes: u64, requested: u64) {
         self.live.up(1);
         self.requested.up(requested);
         self.allocated.up(bytes);
+    }
+
+    /// Counts a block out.
+    #[inline]
+    pub(crate) fn out(&mut self, bytes: u64, requested: u64) {
+        self.out_whole(bytes, requested);
         if let Some(classes) = &mut self.classes {
             for (levels, by) in classes.iter_mut().zip([1, requested, bytes]) {
                 levels[BlockClass::of(bytes).0].up(by);
@@ -211,11 +217,17 @@ impl Accounts {
         }
     }
 
+    /// Counts a whole block that is freed, but for the buffer.
+    #[inline]
+    pub(crate) fn freed_whole(&mut self, bytes: u64, requested: u64) {
+        self.requested.down(requested);
+        self.allocated.down(bytes);
+    }
+
     /// Counts a block that is freed, but for the buffer.
     #[inline]
     pub(crate) fn freed(&mut self, bytes: u64, requested: u64) {
-        self.requested.down(requested);
-        self.allocated.down(bytes);
+        self.freed_whole(bytes, requested);
         if let Some(classes) = &mut self.classes {
             for (levels, by) in classes.iter_mut().zip([1, requested, bytes]) {
                 levels[BlockClass::of(bytes).0].down(by);

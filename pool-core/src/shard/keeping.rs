@@ -37,7 +37,7 @@ impl<A: DeviceAllocator> State<A> {
             return Err(record);
         }
         self.keep(key, record);
-        self.accounts.freed(bytes, requested);
+        self.accounts.freed_whole(bytes, requested);
         self.accounts.live.down(1);
         Ok(())
     }

@@ -47,8 +47,27 @@ impl<A: DeviceAllocator> State<A> {
         let ready = |record: &mut Record<A>| record.is_plain_and_ready(clock, on);
         let record = self.blocks.take_top(key, bytes, ready)?;
         self.turn += 1;
-        self.accounts.out(bytes, requested);
+        self.accounts.out_whole(bytes, requested);
         Some(record)
+    }
+
+    /// As [`State::take_plain`], for a request whose memory is zeroed: the block may be zeroed already.
+    /// Returns whether it is.
+    pub(crate) fn take_to_zero(
+        &mut self,
+        key: Key<A::Kind>,
+        (bytes, requested): (u64, u64),
+        (clock, on): (&A::Clock, &StreamOf<A>),
+        statistics: bool,
+    ) -> Option<(RecordOwner<A>, bool)> {
+        let ready = |record: &mut Record<A>| record.is_plain_but_clean_and_ready(clock, on);
+        let mut record = self.blocks.take_top(key, bytes, ready)?;
+        self.turn += 1;
+        self.accounts.out_whole(bytes, requested);
+        let clean = record.is_clean();
+        self.untouched_hits += u64::from(clean && statistics);
+        record.flags.set(CLEAN, false); // the program may write it
+        Some((record, clean))
     }
 
     /// Serves a request from the free whole block of its size and stream that came last, or a few
@@ -68,7 +87,7 @@ impl<A: DeviceAllocator> State<A> {
         };
         let record = self.blocks.take(key, bytes, ready)?;
         self.turn += 1;
-        self.accounts.out(bytes, requested);
+        self.accounts.out_whole(bytes, requested);
         if statistics && record.is_clean() {
             self.untouched_hits += 1;
         }

@@ -1,31 +1,22 @@
 //! The shards of a pool, and which of them a request begins with.
+#![expect(unsafe_code, reason = "shards are reached by their addresses")]
 
 use crate::block::request::Key;
-use crate::port::DeviceAllocator;
+use crate::port::{DeviceAllocator, StreamClock};
 use crate::shard::State;
 use crate::shard::published::Published;
 use crate::sys::atomic::{AtomicU32, Ordering::Acquire, Ordering::Release};
 use crate::sys::{Lock, LockGuard, thread_number};
 use std::hint;
-use std::sync::OnceLock;
+// Not words that a build counts or a checker knows: they are written under the lock of the first shard.
+use std::sync::atomic::AtomicPtr;
 
-/// Shards of a pool at most.
+/// Shards of a pool at most: a power of two.
 pub(crate) const MAX_SHARDS: usize = if cfg!(any(loom, shuttle)) { 4 } else { 64 };
 
 /// Tries of a busy home before a thread takes another one: a thread that looks there for blocks is gone
 /// by then, and one that stays elsewhere leaves behind all that it warmed.
 const TRIES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 100 };
-
-/// What decides where a request begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Homes {
-    /// All begin with the first shard.
-    First,
-    /// The number of the thread: memory without streams.
-    Thread,
-    /// The stream, so that any number of threads on one stream have one heap.
-    Stream,
-}
 
 /// A shard alone on its cache lines (two of them: processors fetch them in pairs). The word that others
 /// read is on that of the lock, which begins `state`.
@@ -37,38 +28,46 @@ struct Shard<A: DeviceAllocator> {
 
 /// All shards of a pool.
 pub(crate) struct Shards<A: DeviceAllocator> {
-    first: Box<Shard<A>>,
-    /// The others, those that were made before those that were not.
-    others: Box<[OnceLock<Box<Shard<A>>>]>,
+    /// The shards, and then the same ones in turn: so a number finds its home by a mask.
+    table: [AtomicPtr<Shard<A>>; MAX_SHARDS],
     /// How many there are.
     count: AtomicU32,
-    homes: Homes,
+    /// How many there may be.
+    most: usize,
+}
+
+/// The number of the shard that a thread or stream with this number begins with.
+fn home_of(number: usize, count: usize) -> usize {
+    number % MAX_SHARDS % count
 }
 
 impl<A: DeviceAllocator> Shards<A> {
-    /// `count` shards, which may become `most`.
-    pub(crate) fn new(homes: Homes, most: usize, first: State<A>) -> Self {
-        Self {
-            first: Self::shard(first),
-            others: (1..most.clamp(1, MAX_SHARDS)).map(|_| OnceLock::new()).collect(),
-            count: AtomicU32::new(1),
-            homes,
-        }
+    /// One shard, which may become `most`.
+    pub(crate) fn new(most: usize, first: State<A>) -> Self {
+        let first = Self::shard(first);
+        let table = std::array::from_fn(|_| AtomicPtr::new(first));
+        Self { table, count: AtomicU32::new(1), most: most.clamp(1, MAX_SHARDS) }
     }
 
-    fn shard(state: State<A>) -> Box<Shard<A>> {
-        Box::new(Shard { published: Published::default(), state: Lock::new(state) })
+    fn shard(state: State<A>) -> *mut Shard<A> {
+        let (published, state) = (Published::default(), Lock::new(state));
+        Box::into_raw(Box::new(Shard { published, state }))
     }
 
     /// Adds shards, as `make` makes the state of each number, until there are `count` or as many as
     /// there may be. The caller has the lock of the first shard, so no two threads do this at once.
     pub(crate) fn grow(&self, count: usize, make: impl Fn(u32) -> State<A>) {
-        let mut last = self.count.load(Acquire);
-        for at in self.count()..count.min(self.most()) {
-            let _ = self.others[at - 1].set(Self::shard(make(last)));
-            last += 1;
+        let (before, count) = (self.count.load(Acquire), count.min(self.most));
+        for (number, at) in (before..).zip(before as usize..count) {
+            self.table[at].store(Self::shard(make(number)), Release);
         }
-        self.count.store(last, Release);
+        if count > before as usize {
+            // A request that begins meanwhile finds a shard of before, or one of these.
+            for at in count..MAX_SHARDS {
+                self.table[at].store(self.table[at % count].load(Acquire), Release);
+            }
+            self.count.store(u32::try_from(count).unwrap_or(u32::MAX), Release);
+        }
     }
 
     /// How many there are.
@@ -79,31 +78,34 @@ impl<A: DeviceAllocator> Shards<A> {
 
     /// How many there may be.
     pub(crate) fn most(&self) -> usize {
-        self.others.len() + 1
+        self.most
     }
 
     /// Where a request or a whole block that is freed begins.
-    #[inline]
     pub(crate) fn home<K>(&self, key: &Key<K>) -> usize {
-        let count = self.count();
-        if count == 1 { 0 } else { self.home_of_several(key, count) }
+        home_of(Self::number(key), self.count())
     }
 
-    #[inline(never)]
+    /// Where this thread begins, in memory without streams.
+    #[cfg(feature = "check")]
+    pub(crate) fn home_of_thread(&self) -> usize {
+        home_of(thread_number::home(), self.count())
+    }
+
+    /// What decides where a request begins: the thread in memory without streams; else the stream, so that
+    /// any number of threads on one stream have one heap.
+    #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "any number will do")]
-    fn home_of_several<K>(&self, key: &Key<K>, count: usize) -> usize {
-        let number = match self.homes {
-            Homes::First => 0,
-            Homes::Thread => thread_number::home(),
-            Homes::Stream => key.stream_id as usize,
-        };
-        number % count
+    fn number<K>(key: &Key<K>) -> usize {
+        if A::Clock::HAS_STREAMS { key.stream_id as usize } else { thread_number::home() }
     }
 
+    /// The shard of a number below their count. Any other number finds its home.
     #[inline]
     fn get(&self, at: usize) -> &Shard<A> {
-        let other = at.checked_sub(1).and_then(|at| self.others.get(at)).and_then(OnceLock::get);
-        other.unwrap_or(&self.first)
+        let shard = self.table[at % MAX_SHARDS].load(Acquire);
+        // SAFETY: `shard` made it from a box, which goes with `self`.
+        unsafe { &*shard }
     }
 
     /// What a shard lets the others know.
@@ -129,31 +131,35 @@ impl<A: DeviceAllocator> Shards<A> {
     /// Locks the home of a hit or of a whole block that is freed. In memory without streams, where
     /// the home is locked, this takes the next shard that is not; if that repeats, the thread stays there.
     #[inline]
-    pub(crate) fn lock_home(&self, at: usize) -> LockGuard<'_, State<A>> {
-        match self.get(at).state.try_lock() {
+    pub(crate) fn lock_home<K>(&self, key: &Key<K>) -> LockGuard<'_, State<A>> {
+        let number = Self::number(key);
+        match self.get(number).state.try_lock() {
             Some(state) => Self::entered(state),
-            None => self.lock_busy(at),
+            None => self.lock_busy(number),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn lock_busy(&self, at: usize) -> LockGuard<'_, State<A>> {
+    fn lock_busy(&self, number: usize) -> LockGuard<'_, State<A>> {
         for _ in 0..TRIES {
             hint::spin_loop();
-            if let Some(state) = self.get(at).state.try_lock() {
+            if let Some(state) = self.get(number).state.try_lock() {
                 return Self::entered(state);
             }
         }
         let count = self.count();
-        let others = if self.homes == Homes::Thread { 1..count } else { 1..1 };
+        let others = if A::Clock::HAS_STREAMS { 1..1 } else { 1..count };
+        let home = home_of(number, count);
         for step in others {
-            if let Some(state) = self.get((at + step) % count).state.try_lock() {
-                thread_number::hop_by(step);
+            let other = (home + step) % count;
+            if let Some(state) = self.get(other).state.try_lock() {
+                let next = number.wrapping_add(step);
+                thread_number::hop_to(if home_of(next, count) == other { next } else { other });
                 return state;
             }
         }
-        self.lock(at)
+        self.lock(home)
     }
 
     /// Locks a shard if no thread is in it.
@@ -191,3 +197,18 @@ impl<A: DeviceAllocator> Shards<A> {
         (0..self.count()).any(|at| self.is_locked(at))
     }
 }
+
+impl<A: DeviceAllocator> Drop for Shards<A> {
+    fn drop(&mut self) {
+        for at in 0..self.count() {
+            // SAFETY: `shard` made it from a box; the first `count` are different ones, and no code uses them
+            // any more.
+            drop(unsafe { Box::from_raw(*self.table[at].get_mut()) });
+        }
+    }
+}
+
+// SAFETY: the table is the owner of its shards, which are as good as the shards themselves.
+unsafe impl<A: DeviceAllocator> Send for Shards<A> where Lock<State<A>>: Send {}
+// SAFETY: as above.
+unsafe impl<A: DeviceAllocator> Sync for Shards<A> where Lock<State<A>>: Sync {}

@@ -11,7 +11,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Gives whole blocks back that were freed before `before`, the oldest first, until at least
     /// `bytes` bytes went. What is behind work that is not submitted stays.
     pub(super) fn give_back_blocks(&self, goal: Goal, before: u64) -> GivenBack {
-        let age = |state: &State<A>| state.blocks.oldest().map_or(u64::MAX, |old| old.freed_at);
+        let age = |state: &mut State<A>| state.blocks.oldest().map_or(u64::MAX, |old| old.freed_at);
         let take =
             |state: &mut State<A>| state.blocks.take_oldest(before, |record| self.may_go(record));
         self.give_back_by(goal, age, take)
@@ -19,7 +19,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Gives whole blocks back, the largest first, until at least `bytes` bytes went.
     pub(super) fn give_back_largest_blocks(&self, goal: Goal) -> GivenBack {
-        let size = |state: &State<A>| Reverse(state.blocks.largest());
+        let size = |state: &mut State<A>| Reverse(state.blocks.largest());
         let take = |state: &mut State<A>| state.blocks.take_largest(|record| self.may_go(record));
         self.give_back_by(goal, size, take)
     }
@@ -33,13 +33,13 @@ impl<A: DeviceAllocator> Store<A> {
     fn give_back_by<K: Ord>(
         &self,
         goal: Goal,
-        key: impl Fn(&State<A>) -> K,
+        key: impl Fn(&mut State<A>) -> K,
         take: impl Fn(&mut State<A>) -> Option<RecordOwner<A>>,
     ) -> GivenBack {
         let (mut given_back, mut refusal) = (0, None);
         let mut shards: Vec<usize> = (0..self.shards.count()).collect();
         while given_back < goal.bytes {
-            shards.sort_by_cached_key(|at| key(&self.shards.lock(*at)));
+            shards.sort_by_cached_key(|at| key(&mut self.shards.lock(*at)));
             let taken = shards.iter().find_map(|at| {
                 let state = &mut *self.shards.lock(*at);
                 let record = take(state)?;

@@ -83,10 +83,12 @@ impl<A: DeviceAllocator> Store<A> {
         let mut above =
             all.iter().map(|state| state.blocks.bytes).sum::<u64>().saturating_sub(limit);
         while above > 0 {
-            let age = |state: &&mut LockGuard<'_, State<A>>| {
+            let age = |state: &mut LockGuard<'_, State<A>>| {
                 state.blocks.oldest().map_or(u64::MAX, |record| record.freed_at)
             };
-            let Some(state) = all.iter_mut().min_by_key(age) else { return };
+            let ages = all.iter_mut().map(age).enumerate();
+            let Some((oldest, _)) = ages.min_by_key(|(_, age)| *age) else { return };
+            let state = &mut all[oldest];
             let Some(record) = state.blocks.take_to_evict() else { return };
             above = above.saturating_sub(record.bytes);
             state.evict(record, &self.bounds.keeping);

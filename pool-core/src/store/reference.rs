@@ -2,7 +2,6 @@
 //! lifetime.
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
-use crate::block::flags::PART;
 use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Key;
 use crate::invariant::{self, Scope};
@@ -127,7 +126,7 @@ impl<A: DeviceAllocator> Clone for Handle<A> {
     }
 }
 
-/// Frees a block into its shard, which counts the buffer as freed. Returns the block if that cannot
+/// Frees a whole block into its shard, which counts the buffer as freed. Returns the block if that cannot
 /// be done under the lock of one shard, or if any of the flags `bypass_flags` is set.
 ///
 /// # Safety
@@ -142,13 +141,8 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     let address = unsafe { address_of(&record) };
     // SAFETY: as in `store_of`, until the shard counts the buffer as freed.
     let store: &Store<A> = unsafe { address.as_ref() };
-    if record.flags.get_mut() & PART != 0 {
-        // SAFETY: as the caller promises.
-        return unsafe { put_part(record, bypass_flags) };
-    }
     let key = State::key_of(store.allocator.clock(), &mut record);
-    let at = store.shards.home(&key);
-    let mut state = store.shards.lock_home(at);
+    let mut state = store.shards.lock_home(&key);
     // The flags are read under the lock: a request that begins to wait takes each lock once after
     // it sets its flag. Either it finds the block in the shard, or this read sees the flag.
     let flags = store.flags.get();
@@ -192,7 +186,7 @@ fn put_with_flags<A: DeviceAllocator>(
 ///
 /// As for [`store_of`].
 #[inline(never)]
-unsafe fn put_part<A: DeviceAllocator>(
+pub(crate) unsafe fn put_part<A: DeviceAllocator>(
     mut record: RecordOwner<A>,
     bypass_flags: u32,
 ) -> Result<(), RecordOwner<A>> {

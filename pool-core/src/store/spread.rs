@@ -83,7 +83,6 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Takes shards until there are `count`.
     pub(crate) fn spread_to(&self, count: usize) {
-        let by_size = self.classes.has_larger_blocks();
         let mut all = self.shards.lock_all();
         let (before, is_limited) = (all.len(), !self.is_unlimited());
         let count = count.min(self.shards.most());
@@ -112,7 +111,7 @@ impl<A: DeviceAllocator> Store<A> {
         let (epoch, closed) = (first.epoch, first.closed);
         let lease = if is_limited { 0 } else { u64::MAX };
         self.shards.grow(count, |number| {
-            let state = State::new(number, self.shape.split(), by_size, lease);
+            let state = State::new(number, self.shape.split(), lease);
             State { turn, leases_places, epoch, closed, ..state }
         });
     }

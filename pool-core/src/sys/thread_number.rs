@@ -22,7 +22,7 @@ const NUMBERS: usize = 64 * WORDS - 1;
 const HOPS_TO_MOVE: u32 = 16;
 /// Words of the bit set, which has one bit for each number.
 const WORDS: usize = 16;
-/// The value before the thread's first [`get`].
+/// The value before the thread's first [`home`].
 const UNKNOWN: usize = usize::MAX;
 
 /// A bit for each number that a thread has. The last bit is [`NONE`], which no thread takes.
@@ -31,10 +31,10 @@ static IN_USE: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
 #[cfg(not(any(loom, shuttle)))]
 thread_local! {
-    // No destructor, so it can be read while a thread ends.
-    static NUMBER: Cell<usize> = const { Cell::new(UNKNOWN) };
-    /// How far the thread has moved on from the shard of its number.
-    static MOVED: Cell<usize> = const { Cell::new(0) };
+    // No destructors, so they can be read while a thread ends.
+    static NUMBER: Cell<usize> = const { Cell::new(NONE) };
+    /// The number of the shard that the thread begins with: its own, and the steps that it moved on by.
+    static HOME: Cell<usize> = const { Cell::new(UNKNOWN) };
     /// How many shards it has found locked.
     static HOPS: Cell<u32> = const { Cell::new(0) };
     static AT_EXIT: AtExit = const { AtExit };
@@ -46,6 +46,7 @@ struct AtExit;
 #[cfg(not(any(loom, shuttle)))]
 impl Drop for AtExit {
     fn drop(&mut self) {
+        HOME.set(NONE);
         release(NUMBER.replace(NONE));
     }
 }
@@ -83,53 +84,69 @@ impl TestThreads {
 }
 
 #[cfg(any(loom, shuttle))]
-pub(crate) use modelled::{get, get as home};
+pub(crate) use modelled::{get as home, get as name};
 
 /// A thread of a model stays where it is.
 #[cfg(any(loom, shuttle))]
-pub(crate) fn hop_by(_: usize) {}
+pub(crate) fn hop_to(_: usize) {}
 
 /// Returns this thread's number, the same for the thread's life, or [`NONE`] if it has none.
-#[cfg(not(any(loom, shuttle)))]
-#[inline]
+#[cfg(all(any(test, feature = "check"), not(any(loom, shuttle))))]
 pub(crate) fn get() -> usize {
-    let number = NUMBER.get();
-    if number == UNKNOWN { assign() } else { number }
+    home();
+    NUMBER.get()
 }
 
 /// Returns the number of the shard that this thread begins with, modulo the shards of the pool.
 #[cfg(not(any(loom, shuttle)))]
 #[inline]
 pub(crate) fn home() -> usize {
-    get().wrapping_add(MOVED.get())
+    let home = HOME.get();
+    if home == UNKNOWN { assign() } else { home }
 }
 
-/// Notes that this thread found its shard locked, and used one that many steps on. If that repeats,
-/// the thread begins with that one from now on.
+/// Returns what tells this thread from all others that live, and costs no load.
 #[cfg(not(any(loom, shuttle)))]
-pub(crate) fn hop_by(steps: usize) {
+#[inline]
+pub(crate) fn name() -> usize {
+    // Simulated threads are one real one.
+    if cfg!(feature = "check") {
+        home();
+        return NUMBER.get();
+    }
+    HOME.with(|home| std::ptr::from_ref(home).addr())
+}
+
+/// Notes that this thread found its shard locked, and used that of another number. If that repeats, the
+/// thread begins with that one from now on.
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) fn hop_to(number: usize) {
     let hops = HOPS.get().wrapping_add(1);
     HOPS.set(hops);
     if hops.is_multiple_of(HOPS_TO_MOVE) {
-        MOVED.set(MOVED.get().wrapping_add(steps));
+        HOME.set(number);
     }
 }
 
 #[cfg(not(any(loom, shuttle)))]
 #[cold]
 fn assign() -> usize {
-    // The calls below may re-enter this function; they then get `NONE`.
-    NUMBER.set(NONE);
+    // The calls below may ask again; they then get `NONE`.
+    set(NONE);
     if AT_EXIT.try_with(|_| ()).is_err() {
         return NONE;
     }
-    let taken = acquire_lowest();
-    if let Some(number) = taken {
-        NUMBER.set(number);
-    }
     // A thread without a number keeps `NONE` for its life: a search on each call would read all
     // words each time.
-    taken.unwrap_or(NONE)
+    set(acquire_lowest().unwrap_or(NONE))
+}
+
+/// Gives this thread a number, with whose shard it begins.
+#[cfg(not(any(loom, shuttle)))]
+fn set(number: usize) -> usize {
+    NUMBER.set(number);
+    HOME.set(number);
+    number
 }
 
 /// Takes the lowest number that no thread has.
@@ -190,16 +207,17 @@ impl TestThreads {
     ///
     /// `&mut self` makes this sound: no two threads have the same number at once.
     pub fn as_thread<R>(&mut self, thread: usize, work: impl FnOnce() -> R) -> R {
-        /// Sets the thread's own number again, also when `work` panics.
-        struct Own(usize);
+        /// Sets the thread's own number and home again, also when `work` panics.
+        struct Own(usize, usize);
         impl Drop for Own {
             fn drop(&mut self) {
-                NUMBER.set(self.0);
+                set(self.0);
+                HOME.set(self.1);
             }
         }
         let Some(number) = self.0.get(thread % self.0.len().max(1)) else { return work() };
-        let _own = Own(get());
-        NUMBER.set(*number);
+        let _own = Own(get(), home());
+        set(*number);
         work()
     }
 }
