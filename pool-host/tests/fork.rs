@@ -18,6 +18,8 @@ type Pool = BucketPool<HostAllocator>;
 
 /// Number of children that are forked for each pool.
 const CHILDREN: usize = 100;
+/// Threads of a child that begin at once.
+const THREADS: usize = 8;
 /// Seconds after which a child that hangs is ended.
 const SECONDS: u32 = 20;
 
@@ -159,7 +161,6 @@ fn threads_of_a_child_that_begin_with_hits_are_all_served() {
     if ran_alone("threads_of_a_child_that_begin_with_hits_are_all_served") {
         return;
     }
-    const THREADS: usize = 8;
     let children = std::env::var("BUCKETPOOL_CHILDREN").map_or(CHILDREN, |number| {
         number.parse().expect("BUCKETPOOL_CHILDREN: a number of children")
     });
