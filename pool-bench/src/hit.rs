@@ -139,7 +139,9 @@ fn training<A: DeviceAllocator>(builder: PoolBuilder<A>, pairs: u64) -> Option<(
                 Step::Use { .. } => {}
             }
         }
-        slots.iter_mut().for_each(|slot| *slot = None);
+        for slot in &mut slots {
+            *slot = None;
+        }
     }
     Some(())
 }
