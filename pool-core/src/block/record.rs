@@ -160,20 +160,15 @@ impl<A: DeviceAllocator> Record<A> {
         }
     }
 
-    /// Whether a free block is plain, and may be taken for work on a stream as it is.
+    /// Whether a free block is plain but for the flags `but`, and may be taken for work on a stream.
     #[inline]
-    pub(crate) fn is_plain_and_ready(&mut self, clock: &A::Clock, on: &StreamOf<A>) -> bool {
-        self.flags.get_mut() == PLAIN
-            && self.marks.get_mut().own_is_ready(clock, on, A::MEMORY.cpu_touches)
-    }
-
-    /// The same of a block that may have bytes that are zero.
-    pub(crate) fn is_plain_but_clean_and_ready(
+    pub(crate) fn is_plain_and_ready(
         &mut self,
+        but: u32,
         clock: &A::Clock,
         on: &StreamOf<A>,
     ) -> bool {
-        self.flags.get_mut() & !CLEAN == PLAIN
+        self.flags.get_mut() & !but == PLAIN
             && self.marks.get_mut().own_is_ready(clock, on, A::MEMORY.cpu_touches)
     }
 

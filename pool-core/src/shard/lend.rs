@@ -1,6 +1,6 @@
 //! Memory that is lent: the accounts, and the record.
 
-use crate::block::flags::CLEAN;
+use crate::block::flags::{CLEAN, PLAIN};
 use crate::block::record::{Part, Place, Record, RecordOwner};
 use crate::block::request::{Key, PoolRequest};
 use crate::port::{DeviceAllocator, MarkOf, StreamClock, StreamOf};
@@ -44,7 +44,7 @@ impl<A: DeviceAllocator> State<A> {
         (bytes, requested): (u64, u64),
         (clock, on): (&A::Clock, &StreamOf<A>),
     ) -> Option<RecordOwner<A>> {
-        let ready = |record: &mut Record<A>| record.is_plain_and_ready(clock, on);
+        let ready = |record: &mut Record<A>| record.is_plain_and_ready(PLAIN, clock, on);
         let record = self.blocks.take_top(key, bytes, ready)?;
         self.turn += 1;
         self.accounts.out_whole(bytes, requested);
@@ -60,7 +60,7 @@ impl<A: DeviceAllocator> State<A> {
         (clock, on): (&A::Clock, &StreamOf<A>),
         statistics: bool,
     ) -> Option<(RecordOwner<A>, bool)> {
-        let ready = |record: &mut Record<A>| record.is_plain_but_clean_and_ready(clock, on);
+        let ready = |record: &mut Record<A>| record.is_plain_and_ready(CLEAN, clock, on);
         let mut record = self.blocks.take_top(key, bytes, ready)?;
         self.turn += 1;
         self.accounts.out_whole(bytes, requested);
