@@ -156,16 +156,21 @@ impl<A: DeviceAllocator> Store<A> {
         if needed > LARGEST {
             return Err(too_large);
         }
-        let mut bytes = needed.max(pages.address_space.next_multiple_of(pages.page_bytes));
+        // A process may have fewer addresses than memory: half of what fits is reserved then, so that
+        // the program's own heap and stacks find addresses too.
+        let at_most = |bytes: u64| needed.max(bytes.next_multiple_of(pages.page_bytes));
+        let (mut bytes, mut refused) = (at_most(pages.address_space), false);
         let block = loop {
             match (pages.reserve)(&self.allocator, bytes) {
-                Ok(block) => break block,
-                // A process may have fewer addresses than memory: what is left serves too.
-                Err(error) if error.why == Why::OutOfAddresses && bytes > needed => {
-                    bytes = needed.max((bytes / 2).next_multiple_of(pages.page_bytes));
+                Ok(block) if refused && bytes > needed => {
+                    (pages.release)(&self.allocator, block, &[])?;
+                    refused = false;
                 }
+                Err(error) if error.why == Why::OutOfAddresses && bytes > needed => refused = true,
+                Ok(block) => break block,
                 Err(error) => return Err(error),
             }
+            bytes = at_most(bytes / 2);
         };
         let state = &mut *self.shards.lock(at);
         let whole = state.add_segment(SegmentBlock::new(block), wanted.group, bytes);
