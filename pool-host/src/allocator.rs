@@ -283,7 +283,8 @@ impl VirtualMemory for HostAllocator {
         Handles::None
     }
 
-    /// Returns twice the machine's physical memory, or 64 GiB if the system does not tell it.
+    /// Returns twice the machine's physical memory, or 64 GiB if the system does not tell it. Where the
+    /// process has fewer addresses, the pool asks for less and leaves as much to the program.
     fn address_space(&self) -> u64 {
         system::physical_bytes().map_or(1 << 36, |bytes| 2 * bytes)
     }
