@@ -89,7 +89,15 @@ impl<A: DeviceAllocator> Blocks<A> {
         bytes: u64,
         ready: impl Fn(&mut Record<A>) -> bool,
     ) -> Option<RecordOwner<A>> {
-        let at = self.table.slot(bytes, key);
+        self.take_at(self.table.slot(bytes, key), ready)
+    }
+
+    /// The same for the bin in a slot.
+    fn take_at(
+        &mut self,
+        at: usize,
+        ready: impl Fn(&mut Record<A>) -> bool,
+    ) -> Option<RecordOwner<A>> {
         let mut next = self.table.bin(at).blocks.top;
         for _ in 0..LOOKS {
             let mut address = next?;

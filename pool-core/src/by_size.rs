@@ -1,5 +1,5 @@
 //! Free memory by its size: a bit for each step of sizes that has any, and the entries of a step as a
-//! list or as a tree. Ranges of an arena are such entries.
+//! list or as a tree. Ranges of an arena are such entries, and bins of whole blocks.
 
 mod steps;
 #[cfg(test)]

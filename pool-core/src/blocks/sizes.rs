@@ -7,10 +7,10 @@
 use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Key;
 use crate::blocks::stack::Address;
-use crate::blocks::table::BY_SIZE;
+use crate::blocks::table::{BY_SIZE, Bin};
 use crate::blocks::{Blocks, Effort, LOOKS};
+use crate::by_size::{Entries, SizeKey, SizeSteps};
 use crate::port::DeviceAllocator;
-use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 /// Sizes that are looked at.
@@ -18,39 +18,23 @@ const SIZES: usize = 64;
 /// Streams of a size that are looked at, unless all are.
 const STREAMS: usize = 16;
 
-/// The sizes of bins and their streams, for each kind.
-pub(super) struct Sizes<K>(Vec<(K, BTreeSet<(u64, u64)>)>);
+/// The bins of each kind, by size and stream.
+pub(super) struct Sizes<K>(Vec<(K, SizeSteps)>);
 
 impl<K: Copy + Eq> Sizes<K> {
     pub(super) const EMPTY: Self = Self(Vec::new());
 
-    fn add(&mut self, bytes: u64, key: Key<K>) {
-        let known = self.0.iter().position(|(of, _)| *of == key.kind);
-        let at = known.unwrap_or_else(|| {
-            self.0.push((key.kind, BTreeSet::new()));
+    /// The number of a kind that has bins.
+    fn find(&self, kind: K) -> Option<usize> {
+        self.0.iter().position(|(of, _)| *of == kind)
+    }
+
+    fn find_or_add(&mut self, kind: K) -> &mut SizeSteps {
+        let of = self.find(kind).unwrap_or_else(|| {
+            self.0.push((kind, SizeSteps::new(0, true)));
             self.0.len() - 1
         });
-        self.0[at].1.insert((bytes, key.stream_id));
-    }
-
-    /// The first of these sizes and streams, with the number of its kind.
-    fn first(&self, kind: K, bins: &RangeInclusive<(u64, u64)>) -> Option<(usize, (u64, u64))> {
-        let of = self.0.iter().position(|(of, _)| *of == kind)?;
-        let found = self.0[of].1.range(*bins.start()..).next()?;
-        (found <= bins.end()).then_some((of, *found))
-    }
-
-    /// The largest size of all kinds that is at most this.
-    fn last(&self, most: u64) -> Option<(usize, (u64, u64))> {
-        let last = |set: &BTreeSet<_>| set.range(..=(most, u64::MAX)).next_back().copied();
-        let of_kinds = self.0.iter().enumerate();
-        of_kinds.filter_map(|(of, (_, set))| Some((of, last(set)?))).max_by_key(|(_, found)| *found)
-    }
-
-    /// The streams of a size and kind.
-    fn streams(&self, kind: K, bytes: u64) -> impl Iterator<Item = u64> {
-        let of_kind = self.0.iter().find(|(of, _)| *of == kind).into_iter();
-        of_kind.flat_map(move |(_, set)| set.range((bytes, 0)..=(bytes, u64::MAX))).map(|at| at.1)
+        &mut self.0[of].1
     }
 }
 
@@ -59,55 +43,58 @@ impl<A: DeviceAllocator> Blocks<A> {
     pub(super) fn list_by_size(&mut self, at: usize) {
         let bin = self.table.bin(at);
         bin.listed |= BY_SIZE;
-        let (bytes, key) = (bin.bytes, bin.key());
-        self.sizes.add(bytes, key);
+        self.sizes.find_or_add(bin.kind).insert(&mut self.table, number(at));
     }
 
-    /// Lists each bin that has blocks, and no other: not those that the table forgot.
+    /// Lists each bin that has blocks, and no other: also after their slots have changed.
     pub(super) fn list_all_by_size(&mut self) {
         self.sizes.0.clear();
-        for (_, bin) in self.table.iter_mut() {
+        for at in 0..self.table.len() {
+            let bin = self.table.bin(at);
             bin.listed &= !BY_SIZE;
             if bin.count > 0 {
-                bin.listed |= BY_SIZE;
-                self.sizes.add(bin.bytes, bin.key());
+                self.list_by_size(at);
             }
         }
     }
 
     /// Whether a bin that was listed has blocks; if not, it is not listed any more.
-    fn is_filled(&mut self, of: usize, (bytes, stream_id): (u64, u64)) -> bool {
-        let (kind, set) = &mut self.sizes.0[of];
-        let bin = self.table.get_mut(bytes, Key { kind: *kind, stream_id });
-        if bin.as_ref().is_some_and(|bin| bin.count > 0) {
+    fn is_filled(&mut self, of: usize, at: usize) -> bool {
+        let bin = self.table.bin(at);
+        if bin.count > 0 {
             return true;
         }
-        set.remove(&(bytes, stream_id));
-        if let Some(bin) = bin {
-            bin.listed &= !BY_SIZE;
-        }
+        bin.listed &= !BY_SIZE;
+        let key = self.table.key(number(at));
+        self.sizes.0[of].1.remove(&mut self.table, number(at), key);
         false
     }
 
-    /// The smallest of these sizes of which there is a block.
-    fn smallest_in(&mut self, kind: A::Kind, sizes: &RangeInclusive<u64>) -> Option<u64> {
+    /// The first of the bins of a kind in these places of the order that has blocks.
+    fn first_in(&mut self, of: usize, from: SizeKey, last: u64) -> Option<usize> {
         loop {
-            let bins = (*sizes.start(), 0)..=(*sizes.end(), u64::MAX);
-            let (of, bin) = self.sizes.first(kind, &bins)?;
-            if self.is_filled(of, bin) {
-                return Some(bin.0);
+            let at = self.sizes.0[of].1.first_from(&self.table, from)? as usize;
+            if self.table.at(at).bytes > last {
+                return None;
+            }
+            if self.is_filled(of, at) {
+                return Some(at);
             }
         }
     }
 
     /// The largest size that is at most this of which there is a block.
     fn largest_up_to(&mut self, most: u64) -> Option<u64> {
-        loop {
-            let (of, bin) = self.sizes.last(most)?;
-            if self.is_filled(of, bin) {
-                return Some(bin.0);
+        let mut largest = None;
+        for of in 0..self.sizes.0.len() {
+            while let Some(id) = self.sizes.0[of].1.last_up_to(&self.table, most) {
+                if self.is_filled(of, id as usize) {
+                    largest = largest.max(Some(self.table.at(id as usize).bytes));
+                    break;
+                }
             }
         }
+        largest
     }
 
     /// Takes the smallest block of a stream that has one of these sizes, of a few that `ready`
@@ -119,13 +106,18 @@ impl<A: DeviceAllocator> Blocks<A> {
         sizes: &RangeInclusive<u64>,
         ready: impl Fn(&mut Record<A>) -> bool,
     ) -> Option<RecordOwner<A>> {
-        let mut least = *sizes.start();
+        let of = self.sizes.find(key.kind)?;
+        let mut from = SizeKey::least(*sizes.start());
         for _ in 0..SIZES {
-            let bytes = self.smallest_in(key.kind, &(least..=*sizes.end()))?;
-            if let Some(record) = self.take(key, bytes, &ready) {
+            let mut at = self.first_in(of, from, *sizes.end())?;
+            let bytes = self.table.at(at).bytes;
+            if !self.table.at(at).is(bytes, key) {
+                at = self.table.slot(bytes, key);
+            }
+            if let Some(record) = self.take_at(at, &ready) {
                 return Some(record);
             }
-            least = bytes + 1;
+            from = SizeKey::least(bytes.checked_add(1)?);
         }
         None
     }
@@ -144,34 +136,32 @@ impl<A: DeviceAllocator> Blocks<A> {
             Effort::Bounded => (SIZES, STREAMS, LOOKS),
             Effort::All => (usize::MAX, usize::MAX, usize::MAX),
         };
-        let mut least = *sizes.start();
+        let of = self.sizes.find(kind)?;
+        let mut from = SizeKey::least(*sizes.start());
         for _ in 0..size_looks {
-            let bytes = self.smallest_in(kind, &(least..=*sizes.end()))?;
+            let first = self.first_in(of, from, *sizes.end())?;
+            let bytes = self.table.at(first).bytes;
             for (_, at) in self.bins_of(kind, bytes, streams) {
                 if let Some(address) = self.find_above_bottom(at, looks, &ready) {
                     return Some(self.remove(at, address));
                 }
             }
-            least = bytes.checked_add(1)?;
+            from = SizeKey::least(bytes.checked_add(1)?);
         }
         None
     }
 
     /// So many bins of a size and kind that have blocks, and the ages of their oldest, in that order.
     fn bins_of(&mut self, kind: A::Kind, bytes: u64, most: usize) -> Vec<(u64, usize)> {
-        let (mut bins, mut next) = (Vec::new(), Some(0));
-        while let Some(from) = next.filter(|_| bins.len() < most) {
-            let Some((of, bin)) = self.sizes.first(kind, &((bytes, from)..=(bytes, u64::MAX)))
-            else {
-                break;
-            };
-            next = bin.1.checked_add(1);
-            if self.is_filled(of, bin)
-                && let Some(at) = self.table.find(bytes, Key { kind, stream_id: bin.1 })
-                && let Some((age, _)) = self.oldest_of(at)
-            {
-                bins.push((age, at));
+        let (mut bins, mut from) = (Vec::new(), SizeKey::least(bytes));
+        while bins.len() < most
+            && let Some(of) = self.sizes.find(kind)
+            && let Some(at) = self.first_in(of, from, bytes)
+        {
+            if self.table.at(at).kind == kind {
+                bins.extend(self.oldest_of(at).map(|(age, _)| (age, at)));
             }
+            from = self.table.key(number(at)).above();
         }
         bins.sort_unstable();
         bins
@@ -228,33 +218,42 @@ impl<A: DeviceAllocator> Blocks<A> {
     }
 
     /// Bytes of the blocks of these sizes and a kind.
-    pub(crate) fn bytes_of(&mut self, kind: A::Kind, sizes: &RangeInclusive<u64>) -> u64 {
-        let (mut sum, mut least) = (0, *sizes.start());
-        while let Some(bytes) = self.smallest_in(kind, &(least..=*sizes.end())) {
-            sum += bytes * self.counts_of(bytes, kind).map(u64::from).sum::<u64>();
-            let Some(next) = bytes.checked_add(1) else { break };
-            least = next;
-        }
-        sum
+    pub(crate) fn bytes_of(&self, kind: A::Kind, sizes: &RangeInclusive<u64>) -> u64 {
+        let bins = self.bins_from(kind, *sizes.start());
+        let bins = bins.take_while(|bin| bin.bytes <= *sizes.end());
+        bins.map(|bin| bin.bytes * u64::from(bin.count)).sum()
     }
 
     fn counts_of(&self, bytes: u64, kind: A::Kind) -> impl Iterator<Item = u32> {
-        let keys = self.sizes.streams(kind, bytes).map(move |stream_id| Key { kind, stream_id });
-        keys.filter_map(move |key| self.table.get(bytes, key)).map(|bin| bin.count)
+        let bins = self.bins_from(kind, bytes);
+        bins.take_while(move |bin| bin.bytes == bytes).map(|bin| bin.count)
+    }
+
+    /// The bins of a kind from a size on.
+    fn bins_from(&self, kind: A::Kind, bytes: u64) -> impl Iterator<Item = &Bin<A>> {
+        let steps = self.sizes.find(kind).map(|of| &self.sizes.0[of].1);
+        let ids = steps.into_iter().flat_map(move |steps| steps.ascending(&self.table, bytes));
+        ids.map(|id| self.table.at(id as usize))
     }
 
     /// How many bins are listed by size.
     #[cfg(test)]
     pub(super) fn listed_by_size(&self) -> usize {
-        self.sizes.0.iter().map(|(_, set)| set.len()).sum()
+        self.sizes.0.iter().map(|(kind, _)| self.bins_from(*kind, 0).count()).sum()
     }
 
     /// Asserts that each bin with blocks is listed by its size.
     #[cfg(any(test, feature = "check"))]
     pub(super) fn check_sizes(&self) {
         for bin in self.table.iter().filter(|bin| bin.count > 0) {
-            let listed = self.sizes.streams(bin.kind, bin.bytes).any(|of| of == bin.stream);
+            let listed = self.bins_from(bin.kind, bin.bytes).any(|of| std::ptr::eq(of, bin));
             assert!(listed && bin.listed & BY_SIZE != 0, "{} bytes are listed", bin.bytes);
         }
     }
+}
+
+/// The number of a slot. There are fewer than 2^32: a table of so many has 256 GiB.
+#[expect(clippy::cast_possible_truncation, reason = "below 2^32")]
+fn number(at: usize) -> u32 {
+    at as u32
 }

@@ -4,6 +4,7 @@
 
 use crate::block::request::Key;
 use crate::blocks::stack::Stack;
+use crate::by_size::{Entries, SizeKey, SizeLinks};
 use crate::port::DeviceAllocator;
 use std::mem;
 
@@ -47,7 +48,7 @@ impl<A: DeviceAllocator> Bin<A> {
     }
 
     #[inline]
-    fn is(&self, bytes: u64, key: Key<A::Kind>) -> bool {
+    pub(super) fn is(&self, bytes: u64, key: Key<A::Kind>) -> bool {
         self.bytes == bytes && self.stream == key.stream_id && self.kind == key.kind
     }
 
@@ -59,6 +60,8 @@ impl<A: DeviceAllocator> Bin<A> {
 /// All bins.
 pub(super) struct Table<A: DeviceAllocator> {
     slots: Vec<Bin<A>>,
+    /// The links of each slot among the bins by size.
+    links: Vec<SizeLinks>,
     /// Bits of a hash that do not name a slot.
     shift: u32,
     /// Slots that have a bin.
@@ -68,7 +71,8 @@ pub(super) struct Table<A: DeviceAllocator> {
 impl<A: DeviceAllocator> Table<A> {
     pub(super) fn new() -> Self {
         // One vacant slot, so that a search always ends.
-        Self { slots: vec![Bin::vacant()], shift: u64::BITS - 1, used: 0 }
+        let (slots, links) = (vec![Bin::vacant()], vec![SizeLinks::NONE]);
+        Self { slots, links, shift: u64::BITS - 1, used: 0 }
     }
 
     /// The slot of a bin, or the vacant one where it would be.
@@ -113,7 +117,7 @@ impl<A: DeviceAllocator> Table<A> {
     }
 
     #[inline]
-    fn at(&self, at: usize) -> &Bin<A> {
+    pub(super) fn at(&self, at: usize) -> &Bin<A> {
         debug_assert!(at < self.slots.len());
         // SAFETY: numbers of slots are less than their count, by which each hash is masked.
         unsafe { self.slots.get_unchecked(at & (self.slots.len() - 1)) }
@@ -161,6 +165,7 @@ impl<A: DeviceAllocator> Table<A> {
         let bits = (4 * (filled + 1)).next_power_of_two().ilog2().max(FIRST_BITS);
         let slots = (0..1_usize << bits).map(|_| Bin::vacant()).collect();
         let before = mem::replace(&mut self.slots, slots);
+        self.links = vec![SizeLinks::NONE; self.slots.len()];
         (self.shift, self.used) = (u64::BITS - bits, filled);
         for bin in before.into_iter().filter(stays) {
             let at = self.first_slot((bin.bytes, bin.stream), |_| false);
@@ -181,5 +186,20 @@ impl<A: DeviceAllocator> Table<A> {
     /// All bins.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Bin<A>> {
         self.slots.iter().filter(|bin| bin.bytes != 0)
+    }
+}
+
+impl<A: DeviceAllocator> Entries for Table<A> {
+    /// By size; no two bins are equal, whatever a kind says of itself.
+    fn key(&self, id: u32) -> SizeKey {
+        SizeKey { bytes: self.at(id as usize).bytes, born: id, offset: 0 }
+    }
+
+    fn links(&self, id: u32) -> SizeLinks {
+        self.links[id as usize]
+    }
+
+    fn links_mut(&mut self, id: u32) -> &mut SizeLinks {
+        &mut self.links[id as usize]
     }
 }

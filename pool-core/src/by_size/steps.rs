@@ -14,8 +14,8 @@ use crate::by_size::{Entries, NONE, SizeLinks};
 /// Steps of a row, as a power of two.
 const STEP_BITS: u32 = 5;
 const STEPS: usize = 1 << STEP_BITS;
-/// Rows: sizes below 2^63 units.
-const ROWS: usize = 64 - STEP_BITS as usize;
+/// Rows of all sizes.
+const ROWS: usize = 65 - STEP_BITS as usize;
 
 /// The free ranges of one list, by size.
 #[derive(Debug)]
@@ -57,14 +57,14 @@ impl SizeSteps {
     #[inline]
     pub(crate) fn insert<E: Entries>(&mut self, nodes: &mut E, id: u32) {
         let bytes = nodes.key(id).bytes;
-        self.bytes += bytes;
+        self.bytes = self.bytes.wrapping_add(bytes);
         self.add(nodes, id, self.step(bytes));
     }
 
     /// Takes a range out whose extent was `was` when it was added.
     #[inline]
     pub(crate) fn remove<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
-        self.bytes -= was.bytes;
+        self.bytes = self.bytes.wrapping_sub(was.bytes);
         if self.loose == id {
             self.loose = NONE;
             return;
@@ -296,6 +296,12 @@ impl SizeSteps {
     #[inline]
     pub(crate) fn head(&self, step: usize) -> u32 {
         self.heads[step]
+    }
+
+    /// The last range in order of at most this size, of steps that are trees.
+    pub(crate) fn last_up_to<E: Entries>(&self, nodes: &E, bytes: u64) -> Option<u32> {
+        let last = SizeKey { bytes, born: u32::MAX, offset: u64::MAX };
+        self.last_below(nodes, last, &mut self.at_or_below(self.step(bytes)))
     }
 
     /// The last range in order below a key, in a step or those below it, or in no tree.
