@@ -1,9 +1,11 @@
 //! Size classes: the block size that serves a request. This module is pure arithmetic.
 
 pub(crate) mod text;
+mod tiers;
 
 use crate::size::units::LARGEST;
 use std::ops::RangeInclusive;
+use tiers::Tiers;
 
 /// The rule by which requests are rounded to size classes.
 ///
@@ -79,7 +81,7 @@ pub(crate) struct SizeClasses {
 
 /// The common policies in few steps, for requests of up to `most` bytes. Tests compare them with
 /// the general path.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum FastPath {
     /// The next power of two, from `least` on.
     PowerOfTwo {
@@ -89,6 +91,11 @@ enum FastPath {
     /// The next multiple of a power of two.
     Multiple {
         mask: u64,
+        most: u64,
+    },
+    /// The smallest of a list.
+    Tiered {
+        tiers: Box<Tiers>,
         most: u64,
     },
     Never,
@@ -119,10 +126,7 @@ impl SizeClasses {
             BucketPolicy::Tiered(classes) => BucketPolicy::tiered(&classes),
             other => other,
         };
-        let fast = FastPath::of(&policy, granule.max(device_granule), largest);
-        // Powers of two are multiples of each other; other granules take the general path.
-        let plain = granule.is_power_of_two() && device_granule.is_power_of_two();
-        let fast = if plain { fast } else { FastPath::Never };
+        let fast = FastPath::of(&policy, (granule, device_granule), largest);
         let window = 0..=u64::MAX;
         let alpha = match policy {
             BucketPolicy::Fit { alpha } => alpha,
@@ -166,13 +170,14 @@ impl SizeClasses {
     /// Returns the bytes of the class of a request, if the quick path can compute it.
     #[inline]
     pub(crate) fn fast(&self, requested: u64) -> Option<u64> {
-        match self.fast {
-            FastPath::PowerOfTwo { least, most } if requested <= most => {
-                Some(requested.max(least).next_power_of_two())
+        match &self.fast {
+            FastPath::PowerOfTwo { least, most } if requested <= *most => {
+                Some(requested.max(*least).next_power_of_two())
             }
-            FastPath::Multiple { mask, most } if requested <= most => {
+            FastPath::Multiple { mask, most } if requested <= *most => {
                 Some((requested.max(1) + mask) & !mask)
             }
+            FastPath::Tiered { tiers, most } if requested <= *most => tiers.bytes_for(requested),
             _ => None,
         }
     }
@@ -233,10 +238,20 @@ impl SizeClasses {
 }
 
 impl FastPath {
-    /// Returns the quick path of a policy. `granule` is a power of two.
-    fn of(policy: &BucketPolicy, granule: u64, largest: u64) -> Self {
+    /// Returns the quick path of a policy with the pool's granule and the device's.
+    fn of(policy: &BucketPolicy, granules: (u64, u64), largest: u64) -> Self {
         let most = largest.min(LARGEST);
-        if most < granule {
+        if let BucketPolicy::Tiered(list) = policy {
+            let rounded = |bytes| rounded_up(rounded_up(bytes, granules.0)?, granules.1);
+            let tiers = Tiers::new(list, |bytes| rounded(bytes).filter(|bytes| *bytes <= most));
+            return tiers
+                .most()
+                .map_or(Self::Never, |most| Self::Tiered { tiers: Box::new(tiers), most });
+        }
+        // Powers of two are multiples of each other; other granules take the general path.
+        let granule = granules.0.max(granules.1);
+        let plain = granules.0.is_power_of_two() && granules.1.is_power_of_two();
+        if !plain || most < granule {
             return Self::Never;
         }
         match policy {
@@ -258,6 +273,7 @@ impl FastPath {
         match self {
             Self::PowerOfTwo { least, most } => Self::PowerOfTwo { least, most: most.min(last) },
             Self::Multiple { mask, most } => Self::Multiple { mask, most: most.min(last) },
+            Self::Tiered { tiers, most } => Self::Tiered { tiers, most: most.min(last) },
             Self::Never => Self::Never,
         }
     }

@@ -79,6 +79,10 @@ fn size() -> impl Strategy<Value = u64> {
     prop_oneof![0..100_000u64, any::<u64>()]
 }
 
+fn granule() -> impl Strategy<Value = u64> {
+    prop_oneof![(0_u32..14).prop_map(|bits| 1 << bits), 1_u64..5000]
+}
+
 fn any_policy() -> impl Strategy<Value = BucketPolicy> {
     prop_oneof![
         Just(BucketPolicy::Exact),
@@ -92,15 +96,19 @@ proptest! {
     /// The quick way and the long way are one function.
     #[test]
     fn the_quick_way_leads_to_the_same_class(
-        exact: bool,
-        granule in 0_u32..14,
-        device_granule in 0_u32..14,
+        policy in prop_oneof![
+            Just(BucketPolicy::Exact),
+            Just(BucketPolicy::PowerOfTwo),
+            prop::collection::vec(0_u64..100_000, 0..100).prop_map(BucketPolicy::Tiered),
+            prop::collection::vec(size(), 0..8).prop_map(BucketPolicy::Tiered),
+        ],
+        granule in granule(),
+        device_granule in granule(),
         largest in prop_oneof![Just(LARGEST), 0_u64..100_000],
         requested in prop_oneof![0_u64..100_000, LARGEST - 20_000..LARGEST + 20_000],
         (first, last) in (0_u64..3, prop_oneof![Just(u64::MAX), 0_u64..100_000]),
     ) {
-        let policy = if exact { BucketPolicy::Exact } else { BucketPolicy::PowerOfTwo };
-        let classes = SizeClasses::new(policy, Some(1 << granule), 1 << device_granule, largest);
+        let classes = SizeClasses::new(policy, Some(granule), device_granule, largest);
         let classes = classes.within(first..=last);
         prop_assert_eq!(classes.of(requested), classes.slow(requested));
     }
