@@ -93,7 +93,7 @@ enum FastPath {
         mask: u64,
         most: u64,
     },
-    /// The smallest of a list.
+    /// The smallest of a list, in a call: what asks for a list pays for it alone.
     Tiered {
         tiers: Box<Tiers>,
         most: u64,
@@ -177,7 +177,6 @@ impl SizeClasses {
             FastPath::Multiple { mask, most } if requested <= *most => {
                 Some((requested.max(1) + mask) & !mask)
             }
-            FastPath::Tiered { tiers, most } if requested <= *most => tiers.bytes_for(requested),
             _ => None,
         }
     }
@@ -186,6 +185,16 @@ impl SizeClasses {
     /// `None` for a bypass. (One function for both costs a hit three instructions.)
     #[inline(never)]
     pub(crate) fn slow_cached(&self, requested: u64) -> Option<u64> {
+        match &self.fast {
+            FastPath::Tiered { tiers, most } if requested <= *most => tiers.bytes_for(requested),
+            _ => self.of_any(requested),
+        }
+    }
+
+    /// The same, of any policy.
+    #[cold]
+    #[inline(never)]
+    fn of_any(&self, requested: u64) -> Option<u64> {
         self.slow(requested).filter(|class| class.is_cached()).map(|class| class.bytes)
     }
 

@@ -111,6 +111,8 @@ proptest! {
         let classes = SizeClasses::new(policy, Some(granule), device_granule, largest);
         let classes = classes.within(first..=last);
         prop_assert_eq!(classes.of(requested), classes.slow(requested));
+        let quick = classes.fast(requested).or_else(|| classes.slow_cached(requested));
+        prop_assert_eq!(quick, classes.of_any(requested));
     }
 }
 

@@ -34,8 +34,10 @@ impl Tiers {
     pub(super) fn bytes_for(&self, requested: u64) -> Option<u64> {
         let bits = (u64::BITS - requested.saturating_sub(1).leading_zeros()) as usize;
         let (from, to) = (self.first[bits] as usize, self.first[bits + 1] as usize);
-        let among = self.classes.get(from..to)?;
-        let at = from + among.partition_point(|class| class.most < requested);
+        let mut at = from;
+        if from < to {
+            at += self.classes.get(from..to)?.partition_point(|class| class.most < requested);
+        }
         self.classes.get(at).map(|class| class.bytes)
     }
 
