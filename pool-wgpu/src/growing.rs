@@ -2,10 +2,10 @@
 
 use crate::allocator::WgpuAllocator;
 use crate::moved::Move;
-use crate::scope::Scope;
+use crate::scope::{Scope, offset_of};
 use crate::uploads::Uploads;
 use crate::view::sealed::Part as _;
-use crate::view::{Access, Usage};
+use crate::view::{Access, Usage, value_of};
 use bytemuck::NoUninit;
 use pool_core::{AllocError, BucketPool, DeviceError, PooledBuffer, Why};
 use std::fmt;
@@ -42,6 +42,8 @@ use wgpu::{BufferUsages, COPY_BUFFER_ALIGNMENT};
 pub struct GrowingBuffer {
     pool: BucketPool<WgpuAllocator>,
     buffer: PooledBuffer<WgpuAllocator>,
+    /// Where the list ends that was uploaded, in bytes.
+    end: u64,
 }
 
 impl GrowingBuffer {
@@ -58,7 +60,8 @@ impl GrowingBuffer {
     ) -> Result<Self, AllocError> {
         let usage = usages.into().and(BufferUsages::COPY_SRC);
         let on = pool.default_stream();
-        Ok(Self { pool: pool.clone(), buffer: pool.allocate_kind(on, bytes, usage)? })
+        let buffer = pool.allocate_kind(on, bytes, usage)?;
+        Ok(Self { pool: pool.clone(), buffer, end: 0 })
     }
 
     /// Makes sure that it has at least so many bytes. Where it has fewer, it takes a block of twice its size, or
@@ -121,9 +124,14 @@ impl GrowingBuffer {
     /// them is made before, as by [`GrowingBuffer::reserve`]; the program knows how many are valid. Returns
     /// whether it took another block.
     ///
+    /// wgpu copies words of 4 bytes. Where the elements end inside of one, as three indices of `u16` do, zeroes
+    /// fill it, so they must be the end of the list: they end no earlier than all that was uploaded since
+    /// [`GrowingBuffer::clear`], or are all of the list (`first` is 0).
+    ///
     /// # Errors
     ///
-    /// As for [`GrowingBuffer::reserve`] and [`Scope::upload`].
+    /// As for [`GrowingBuffer::reserve`] and [`Scope::upload`]. [`Why::Unaligned`] where the elements begin inside
+    /// of a word, or end in one that has elements behind them.
     ///
     /// # Examples
     ///
@@ -152,10 +160,47 @@ impl GrowingBuffer {
         first: u64,
         elements: &[T],
     ) -> Result<bool, AllocError> {
-        let end = first.saturating_add(elements.len() as u64);
-        let grew = self.reserve(scope, end.saturating_mul(size_of::<T>() as u64))?;
-        scope.upload_slice(through, &self.buffer, first, elements)?;
+        let data: &[u8] = bytemuck::cast_slice(elements);
+        let offset = offset_of::<T>(first);
+        let end = offset.saturating_add(data.len() as u64);
+        let has_part = !(data.len() as u64).is_multiple_of(COPY_BUFFER_ALIGNMENT);
+        if has_part && first > 0 && end < self.end {
+            let call =
+                "change a part of a word inside of a list (`GrowingBuffer::clear` begins it anew)";
+            return Err(DeviceError::new(Why::Unaligned, call).code(value_of(end)).into());
+        }
+        let grew = self.reserve(scope, end)?;
+        scope.upload_filled_up(through, &self.buffer, offset, data)?;
+        self.end = if has_part { end } else { self.end.max(end) };
         Ok(grew)
+    }
+
+    /// The list is empty from now on: the next upload may end before the one that was there. Its block stays.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, MIB, Why};
+    /// # use pool_wgpu::{GrowingBuffer, WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// # let uploads = pool.allocator().uploads(64 * KIB, MIB);
+    /// # let mut scope = pool.allocator().scope();
+    /// let mut indices = GrowingBuffer::new(&pool, KIB, wgpu::BufferUsages::INDEX)?;
+    /// indices.upload_slice(&mut scope, &uploads, 0, &[0_u16; 30])?;
+    /// let inside = indices.upload_slice(&mut scope, &uploads, 6, &[1_u16; 3]).unwrap_err();
+    /// assert_eq!(inside.why(), Why::Unaligned); // zeroes would overwrite the tenth
+    ///
+    /// indices.clear();
+    /// indices.upload_slice(&mut scope, &uploads, 0, &[0_u16; 6])?;
+    /// indices.upload_slice(&mut scope, &uploads, 6, &[1_u16; 3])?;
+    /// scope.submit()?;
+    /// # }
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn clear(&mut self) {
+        self.end = 0;
     }
 
     /// How many bytes it has.

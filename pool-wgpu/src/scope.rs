@@ -16,6 +16,7 @@ use pool_core::{DeviceError, Why};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+pub(crate) use uploading::offset_of;
 use wgpu::{BufferUsages, CommandEncoder};
 
 /// A stream of wgpu: commands that are submitted together, unless [`Scope::flush`] hands over a

@@ -654,7 +654,7 @@ impl Place<'_> {
 }
 
 /// A number of bytes as an error has it.
-fn value_of(bytes: u64) -> i64 {
+pub(crate) fn value_of(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 

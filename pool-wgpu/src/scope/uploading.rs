@@ -66,6 +66,18 @@ impl Scope {
         self.upload_to(through, &place, (offset, words), |memory| fill(memory, data))
     }
 
+    /// As [`Scope::upload`], where the rest of the last word has nothing that is needed.
+    pub(crate) fn upload_filled_up(
+        &mut self,
+        through: &Uploads,
+        to: &dyn BufferPart,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), DeviceError> {
+        let words = (data.len() as u64).next_multiple_of(COPY_BUFFER_ALIGNMENT);
+        self.upload_with(through, to, offset, words, |memory| fill(memory, data))
+    }
+
     /// Writes `elements` into a buffer of such elements, from the one with the number `first` on, as
     /// [`Scope::upload`] writes bytes.
     ///
@@ -397,7 +409,7 @@ impl Scope {
 }
 
 /// Where an element begins in a buffer of them; for one that is too far, a word beyond all buffers.
-fn offset_of<T>(first: u64) -> u64 {
+pub(crate) fn offset_of<T>(first: u64) -> u64 {
     first.saturating_mul(size_of::<T>() as u64).min(u64::MAX - 3)
 }
 

@@ -310,3 +310,54 @@ fn a_buffer_that_begins_with_no_bytes_grows() {
         assert_eq!(seen(&device, &buffer), [1; 1024]);
     }
 }
+
+/// A list of `count` numbers, all of them `value`.
+fn indices(value: u16, count: usize) -> Vec<u8> {
+    bytemuck::cast_slice(&vec![value; count]).to_vec()
+}
+
+/// Index lists have three numbers for each triangle, of two bytes each.
+#[test]
+fn a_list_that_ends_inside_of_a_word_is_filled_up_behind_its_end() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let uploads = device.uploads(64 * KIB, MIB);
+        let mut list = GrowingBuffer::new(&pool, 60, BufferUsages::INDEX).unwrap();
+        for count in [30, 27, 33, 36, 39, 9] {
+            let mut scope = device.scope();
+            list.upload_slice(&mut scope, &uploads, 0, &vec![7_u16; count]).unwrap();
+            scope.submit().unwrap();
+            let shown = seen(&device, &list);
+            assert_eq!(shown[..2 * count], indices(7, count), "{count}");
+            let end = (2 * count).next_multiple_of(4).min(shown.len());
+            assert!(shown[2 * count..end].iter().all(|byte| *byte == 0), "{count}");
+        }
+        // An append ends inside of a word behind the list.
+        list.clear();
+        let mut scope = device.scope();
+        list.upload_slice(&mut scope, &uploads, 0, &[1_u16; 4]).unwrap();
+        list.upload_slice(&mut scope, &uploads, 4, &[2_u16; 3]).unwrap();
+        scope.submit().unwrap();
+        let shown = seen(&device, &list);
+        assert_eq!(shown[..14], [indices(1, 4), indices(2, 3)].concat());
+    }
+}
+
+#[test]
+fn a_change_inside_of_a_list_overwrites_no_other_element() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let uploads = device.uploads(64 * KIB, MIB);
+        let mut list = GrowingBuffer::new(&pool, 60, BufferUsages::INDEX).unwrap();
+        let mut scope = device.scope();
+        list.upload_slice(&mut scope, &uploads, 0, &[7_u16; 10]).unwrap();
+        list.upload_slice(&mut scope, &uploads, 0, &[8_u16; 2]).unwrap();
+        let refused = list.upload_slice(&mut scope, &uploads, 4, &[8_u16; 3]).unwrap_err();
+        assert_eq!(refused.why(), Why::Unaligned);
+        assert!(refused.to_string().contains("`GrowingBuffer::clear`"), "{refused}");
+        list.upload_slice(&mut scope, &uploads, 4, &[9_u16; 2]).unwrap();
+        scope.submit().unwrap();
+        let expected = [indices(8, 2), indices(7, 2), indices(9, 2), indices(7, 4)].concat();
+        assert_eq!(seen(&device, &list)[..20], expected);
+    }
+}
