@@ -45,7 +45,7 @@ impl WgpuAllocator {
     /// Buffers of this device, within the limits that it was requested with. Ask for
     /// `adapter.limits()`: wgpu's defaults are smaller than most devices.
     ///
-    /// It takes the device's one callback for its loss, after which every call says so: wgpu drops the
+    /// It takes the device's one callback for its loss: wgpu drops the
     /// program's, which [`WgpuAllocator::on_lost`] takes instead. If another library takes it later,
     /// [`WgpuAllocator::faults`] tells. A device has one allocator: two would not know of each other's
     /// scopes.
@@ -57,8 +57,8 @@ impl WgpuAllocator {
     }
 
     /// Buffers of a device whose callback for its loss belongs to another library. The program
-    /// calls [`WgpuAllocator::mark_lost`] from that callback: without it the pool would hand out
-    /// buffers of a lost device.
+    /// calls [`WgpuAllocator::mark_lost`] from that callback: without it the pool hands out buffers of a lost
+    /// device until a call notices the loss.
     #[must_use]
     pub fn without_lost_callback(device: Device, queue: Queue) -> Self {
         let total_bytes = memory::total_bytes(&device);
@@ -93,6 +93,8 @@ impl WgpuAllocator {
 
     /// Calls `told` when the device is lost, as `Device::set_device_lost_callback` does, which a program
     /// whose allocator was made by [`WgpuAllocator::new`] must not call: a device has one such callback.
+    /// It is called once: by wgpu, in a poll or a submission, or before by the call of the pool that finds the device
+    /// lost, so it takes no lock that the program holds in calls of the pool.
     /// A second closure takes the place of the first. One that holds a clone of the allocator or of the device
     /// keeps the device until then ([`WgpuAllocator::on_fault`]).
     ///
@@ -221,8 +223,7 @@ impl WgpuAllocator {
 
     /// Calls `told` with what wgpu says of each call of the pool that it refuses: a buffer, a texture, a bind
     /// group, the commands of a frame. The pool returns these refusals as errors, so that the device's own
-    /// handler (`Device::on_uncaptured_error`) is not told of them. Commands that wgpu refuses are told
-    /// twice where it refuses them before they are submitted. A second closure takes the place of the first;
+    /// handler (`Device::on_uncaptured_error`) is not told of them. A second closure takes the place of the first;
     /// otherwise it is as [`WgpuAllocator::on_fault`].
     ///
     /// # Examples
@@ -478,7 +479,7 @@ impl WgpuAllocator {
         if self.clock.zero(on, ToZero::new(&block.buffer, bytes)) {
             return Ok(());
         }
-        Err(DeviceError::new(Why::Other, "clear_buffer"))
+        Err(self.shared().lost_or(DeviceError::new(Why::Other, "clear_buffer")))
     }
 
     /// Drops the bind groups that are cached for a buffer: for one that left its pool.
@@ -630,7 +631,7 @@ impl DeviceAllocator for WgpuAllocator {
     /// A scope that has not run would zero the program's own buffer at its end.
     fn let_go(&self, block: &WgpuBlock) {
         let to_zero = self.clock.open_scopes().take_zeroing_of(&block.buffer);
-        self.shared().zero_now(&to_zero);
+        self.shared().zero_now(&to_zero, false);
     }
 
     /// Where wgpu has refused a submission, the program may have destroyed the buffer: it is looked at once

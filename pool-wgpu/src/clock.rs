@@ -113,7 +113,9 @@ impl Scopes {
     pub(crate) fn zero(&self, on: &WgpuStream, to_zero: ToZero) -> bool {
         match self.0.open.add_zeroing(on.scope, to_zero) {
             Ok(()) => true,
-            Err((to_zero, NotOpen::Closed)) => self.0.shared.zero_now(&[to_zero]),
+            Err((to_zero, NotOpen::Closed)) => {
+                self.0.shared.zero_now(&[to_zero], false) && !self.0.shared.notice_loss()
+            }
             // Its prologue would not zero this, and zeroing now could come too early.
             Err((_, NotOpen::Yielded)) => false,
         }

@@ -92,6 +92,50 @@ impl Frame {
         record(scope.get_or_insert_with(|| self.0.of.scope()))
     }
 
+    /// Gives the present frame up, if there is one, as an engine does that fails half way: its commands and uploads
+    /// do not run, and its blocks serve others. The program drops its own encoder of the frame, too. Until then
+    /// calls of [`Frame::with`] go on with that frame, where an upload of the next one may be the second to the same
+    /// bytes, which is refused.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Frame::with`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{AllocError, BucketPool, KIB};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device.clone(), queue));
+    /// # let (frame, uploads) = (pool.allocator().frame(), pool.allocator().uploads(64 * KIB, KIB));
+    /// let camera = pool.allocate(64)?;
+    /// let draw = |textures: u64| -> Result<(), AllocError> {
+    ///     frame.with(|scope| scope.upload(&uploads, &camera, 0, &[1; 64]))?;
+    ///     let mut encoder = device.create_command_encoder(&Default::default());
+    ///     let camera = frame.with(|scope| scope.lend(&camera))?;
+    ///     encoder.clear_buffer(&camera, 0, Some(4)); // a pass that uses it
+    ///     frame.with(|scope| scope.take(&pool, textures))?;
+    ///     frame.end()?.submit_with(encoder).map(drop).map_err(AllocError::from)
+    /// };
+    /// for textures in [KIB, u64::MAX, KIB] {
+    ///     if let Err(error) = draw(textures) {
+    ///         assert_eq!(textures, u64::MAX, "{error}");
+    ///         frame.abandon()?;
+    ///     }
+    /// }
+    /// # }
+    /// # Ok::<(), AllocError>(())
+    /// ```
+    pub fn abandon(&self) -> Result<(), DeviceError> {
+        let present = self.0.lock()?;
+        let scope = present.try_borrow_mut().map_err(|_| nested())?.take();
+        // Without the borrow: closures of the program may run.
+        scope.into_iter().for_each(Scope::abandon);
+        Ok(())
+    }
+
     /// Ends the frame: returns its scope, to be submitted by [`Scope::submit_with`] or another end of a scope. The
     /// next call of [`Frame::with`] opens that of the next frame.
     ///

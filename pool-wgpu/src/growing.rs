@@ -224,7 +224,8 @@ impl Scope {
         let bytes = place.bytes_of_buffer();
         match self.table().is_recorded_elsewhere(on.scope(), place.buffer, &bytes) {
             true => {
-                let call = "grow a buffer that commands of this frame may use: reserve before";
+                let call = "grow a buffer that commands of this frame may use: reserve before; \
+                            if a frame before failed half way, `Frame::abandon`";
                 Err(DeviceError::new(Why::Unsupported, call))
             }
             false => Ok(()),

@@ -22,8 +22,10 @@
 //! await results ([`ReadBack`]), and have wgpu's own handler tell the errors of creation, which
 //! come too late for a pool to return them.
 //!
-//! A device that is lost is told by every call here, as soon as wgpu tells: once what was submitted
-//! has ended. A driver that fails underneath makes wgpu itself panic, in whatever polls.
+//! wgpu tells of a device that was destroyed in a poll, once what was submitted has ended, and refuses commands
+//! without a word until then. The first call here that it refuses so returns `Why::Lost`: the end of a frame,
+//! new memory, or a write. It calls [`WgpuAllocator::on_lost`], and every call after it says the same. A driver
+//! that fails underneath makes wgpu itself panic, in whatever polls.
 //!
 //! ```
 //! # mod bucketpool { pub use pool_core::*; pub mod wgpu { pub use pool_wgpu::*; } }
@@ -59,6 +61,7 @@ mod idle;
 mod leaked;
 mod lend;
 mod looks;
+mod loss;
 mod memory;
 mod moved;
 mod nonces;

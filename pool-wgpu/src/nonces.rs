@@ -77,10 +77,10 @@ impl Table {
         let numbers: Vec<u8> = (first..first + IN_TABLE).flat_map(u64::to_le_bytes).collect();
         let mapped = buffer.get_mapped_range_mut(..);
         let refused = DeviceError::new(Why::Other, "map a table of nonces");
-        mapped.map_err(|_| refused)?.slice(..).copy_from_slice(&numbers);
+        mapped.map_err(|_| shared.lost_or(refused))?.slice(..).copy_from_slice(&numbers);
         match shared.unmap(&buffer) {
             true => Ok(Self { buffer, first, used: 0 }),
-            false => Err(refused),
+            false => Err(shared.lost_or(refused)),
         }
     }
 

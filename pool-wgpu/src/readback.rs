@@ -103,7 +103,9 @@ impl ReadBack {
             Some(Outcome::Mapped | Outcome::NotSubmitted) => {
                 refused(Why::NotSubmitted, "read back by commands that were dropped or refused")
             }
-            Some(Outcome::Refused) => refused(Why::Other, "Buffer::map_async"),
+            Some(Outcome::Refused) => {
+                Err(shared.lost_or(DeviceError::new(Why::Other, "Buffer::map_async")))
+            }
         }
     }
 
@@ -152,7 +154,8 @@ impl ReadBack {
         let refused = DeviceError::new(Why::Other, "Buffer::get_mapped_range");
         let buffer = self.chunk.buffer().ok_or(refused)?;
         let words = self.bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
-        let mapped = buffer.get_mapped_range(self.at..self.at + words).map_err(|_| refused)?;
+        let mapped = buffer.get_mapped_range(self.at..self.at + words);
+        let mapped = mapped.map_err(|_| self.chunk.shared().lost_or(refused))?;
         let bytes = &mapped[..usize::try_from(self.bytes).unwrap_or(0)];
         Ok(match self.rows.filter(|rows| !rows.are_dense()) {
             Some(rows) => read(&rows.gather(bytes)),

@@ -298,15 +298,20 @@ impl Filling {
         });
     }
 
-    /// The commands that fill the chunk were submitted, or refused: it is mapped once they are done.
-    pub(crate) fn submitted(self, by: &SubmissionIndex, accepted: bool) {
-        let Some(buffer) = self.chunk.buffer().filter(|_| accepted) else { return self.abandon() };
+    /// The commands that fill the chunk were submitted, or refused: it is mapped once they are done. Returns
+    /// whether wgpu did not refuse that at once.
+    pub(crate) fn submitted(self, by: &SubmissionIndex, accepted: bool) -> bool {
+        let Some(buffer) = self.chunk.buffer().filter(|_| accepted) else {
+            self.abandon();
+            return false;
+        };
         if !cfg!(target_family = "wasm") && self.words.is_empty() {
             let _ = self.chunk.brought.set(true);
         }
         self.chunk.arrival.submitted(by);
         let tell = self.chunk.arrival.tell();
         buffer.map_async(MapMode::Read, .., move |mapped| tell.mapped(&mapped));
+        self.chunk.arrival.outcome() != Some(Outcome::Refused)
     }
 
     /// Its commands are dropped.

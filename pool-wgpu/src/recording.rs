@@ -43,6 +43,8 @@ struct Step {
     /// Whether the commands begin with the copies.
     has_copies: bool,
     commands: Option<CommandBuffer>,
+    /// The program knows already that wgpu refuses the commands.
+    is_told: bool,
 }
 
 /// What came of the steps of a scope.
@@ -269,16 +271,18 @@ impl Recording {
         }
         self.read.clear();
         let (copies, has_copies) = (std::mem::take(&mut self.ahead), self.encoder.is_some());
-        let commands = self.encoder.take().map(|encoder| shared.finish(encoder));
+        let (commands, is_told) = self.encoder.take().map(|encoder| shared.finish(encoder)).unzip();
         if !owed.is_empty() || !copies.is_empty() || commands.is_some() {
-            self.steps.push_back(Step { owed, copies, has_copies, commands });
+            let is_told = is_told.unwrap_or(false);
+            self.steps.push_back(Step { owed, copies, has_copies, commands, is_told });
         }
     }
 
     /// Commands of the program follow, which hand over all that was recorded.
-    pub(crate) fn follow(&mut self, commands: CommandBuffer) {
+    pub(crate) fn follow(&mut self, (commands, is_told): (CommandBuffer, bool)) {
         let (owed, copies, has_copies) = (Owed::default(), Vec::new(), false);
-        self.steps.push_back(Step { owed, copies, has_copies, commands: Some(commands) });
+        let commands = Some(commands);
+        self.steps.push_back(Step { owed, copies, has_copies, commands, is_told });
     }
 
     /// Submits all steps together. What wgpu refuses, it refuses as a whole and runs nothing of it. Zeroing and
@@ -286,27 +290,32 @@ impl Recording {
     /// commands, and what was destroyed takes no other with it.
     pub(crate) fn submit(&mut self, shared: &Shared) -> Submitted {
         let buffers = std::mem::take(&mut self.buffers);
-        let (mut together, mut has_commands) = (Vec::new(), false);
+        let (mut together, mut has_commands, mut is_told) = (Vec::new(), false, false);
         // The steps stay, so that a panic in `submit` leaves their zeroing to be done.
-        for Step { owed, copies, has_copies, commands } in &mut self.steps {
+        for step in &mut self.steps {
+            let Step { owed, copies, has_copies, commands, .. } = step;
             let copies: &[Copy] = if *has_copies { &[] } else { copies };
-            together.extend(record(&owed.ahead, copies, shared, &buffers));
+            if let Some((ahead, refused)) = record(&owed.ahead, copies, shared, &buffers) {
+                together.push(ahead);
+                is_told |= refused;
+            }
             has_commands |= commands.is_some();
+            is_told |= step.is_told;
             together.extend(commands.take());
         }
-        let (index, refused) = shared.submit(together);
+        let (index, refused) = shared.submit(together, is_told);
         let steps = std::mem::take(&mut self.steps);
         if !refused {
             return Submitted { index, accepted: true };
         }
         let mut accepted = !has_commands;
         for Step { owed, copies, .. } in steps {
-            shared.zero_now(&owed.ahead);
-            shared.zero_now(&owed.filled);
+            shared.zero_now(&owed.ahead, true);
+            shared.zero_now(&owed.filled, true);
             accepted &= shared.run_all(&copies, |copy, encoder| copy.record(&buffers, encoder));
             shared.run_all(owed.moves.iter().filter(|moved| !moved.is_ahead), Move::record);
         }
-        Submitted { index: shared.submit([]).0, accepted }
+        Submitted { index: shared.submit([], true).0, accepted }
     }
 
     /// Drops all commands. Returns what each step owes, and the chunks that they would have used.
@@ -316,13 +325,13 @@ impl Recording {
     }
 }
 
-/// Zeroing and copies as commands, if there are any.
+/// Zeroing and copies as commands, if there are any, and whether wgpu refuses those.
 fn record(
     to_zero: &[ToZero],
     copies: &[Copy],
     shared: &Shared,
     chunks: &[Buffer],
-) -> Option<CommandBuffer> {
+) -> Option<(CommandBuffer, bool)> {
     if to_zero.is_empty() && copies.is_empty() {
         return None;
     }

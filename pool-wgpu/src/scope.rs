@@ -81,6 +81,8 @@ pub struct Scope {
 enum End {
     /// Its commands do not run.
     Dropped,
+    /// Nor do those of the program.
+    Abandoned,
     /// It was handed over as a prologue.
     Yielded,
     /// Its commands were submitted.
@@ -237,7 +239,8 @@ impl Scope {
 }
 
 fn too_early() -> DeviceError {
-    let call = "copy by the scope out of what the program has: by its own encoder (`.._in`)";
+    let call = "copy by the scope out of what the program has: by its own encoder (`.._in`); \
+                if a frame before failed half way, `Frame::abandon`";
     DeviceError::new(Why::Unsupported, call)
 }
 

@@ -5,6 +5,7 @@ use crate::groups::Groups;
 use crate::idle::IdleMemory;
 use crate::leaked::LeakedClones;
 use crate::looks::look;
+use crate::loss::{Loss, OnLost};
 use crate::moved::Move;
 use crate::zeroing::{Owed, ToZero};
 use parking_lot::Mutex;
@@ -12,14 +13,14 @@ use pool_core::{DeviceError, Why};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use wgpu::{
-    Buffer, BufferDescriptor, BufferSize, CommandBuffer, CommandEncoder, CommandEncoderDescriptor,
-    Device, DeviceLostReason, ErrorFilter, Limits, PollType, Queue, SubmissionIndex, Texture,
-    TextureViewDescriptor,
+    Buffer, BufferDescriptor, BufferSize, BufferUsages, CommandBuffer, CommandEncoder,
+    CommandEncoderDescriptor, Device, ErrorFilter, Limits, PollType, Queue, SubmissionIndex,
+    Texture, TextureViewDescriptor,
 };
 
 /// Scopes that are opened after the last use of a bind group until it goes, unless the program says
@@ -38,10 +39,9 @@ pub(crate) struct Shared {
     pub(crate) leaked: LeakedClones,
     pub(crate) groups: Mutex<Groups>,
     pub(crate) idle: IdleMemory,
-    lost: Arc<AtomicBool>,
-    /// The device's one callback for its loss is another's by now.
-    replaced: Arc<AtomicBool>,
-    on_lost: Arc<Mutex<Option<OnLost>>>,
+    loss: Arc<Loss>,
+    /// What the device is asked to write to, to see whether it is lost.
+    target: OnceLock<Buffer>,
     /// Whether calls that do not wait may poll the device.
     polls: AtomicBool,
     /// Scopes after which what none of them used goes.
@@ -51,9 +51,6 @@ pub(crate) struct Shared {
     on_refused: Mutex<Option<OnRefused>>,
     faults: Mutex<Faults>,
 }
-
-/// What the program calls when the device is lost.
-pub(crate) type OnLost = Arc<dyn Fn(DeviceLostReason, &str) + Send + Sync>;
 
 /// What the program calls for what wgpu says of each refusal.
 pub(crate) type OnRefused = Arc<dyn Fn(&str) + Send + Sync>;
@@ -71,29 +68,6 @@ struct Faults {
     told: Option<OnFault>,
 }
 
-/// The callback for the loss of the device. Dropped before it was called, it was replaced.
-struct Told {
-    lost: Arc<AtomicBool>,
-    replaced: Arc<AtomicBool>,
-    on_lost: Arc<Mutex<Option<OnLost>>>,
-}
-
-impl Told {
-    fn lose(&self, reason: DeviceLostReason, message: &str) {
-        self.lost.store(true, Relaxed);
-        let told = self.on_lost.lock().clone();
-        if let Some(told) = told {
-            told(reason, message);
-        }
-    }
-}
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        self.replaced.fetch_or(!self.lost.load(Relaxed), Relaxed);
-    }
-}
-
 impl Shared {
     pub(crate) fn new(device: Device, queue: Queue) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -108,9 +82,8 @@ impl Shared {
             leaked,
             groups,
             idle: IdleMemory::default(),
-            lost: Arc::default(),
-            replaced: Arc::default(),
-            on_lost: Arc::default(),
+            loss: Arc::default(),
+            target: OnceLock::new(),
             polls: AtomicBool::new(true),
             age: AtomicU64::new(AGE),
             refusals: AtomicU64::new(0),
@@ -121,13 +94,11 @@ impl Shared {
 
     /// Takes the device's one callback for its loss.
     pub(crate) fn learn_of_loss(&self) {
-        let (lost, replaced) = (self.lost.clone(), self.replaced.clone());
-        let told = Told { lost, replaced, on_lost: self.on_lost.clone() };
-        self.device.set_device_lost_callback(move |reason, message| told.lose(reason, &message));
+        self.loss.learn(&self.device);
     }
 
     pub(crate) fn on_lost(&self, told: OnLost) {
-        *self.on_lost.lock() = Some(told);
+        self.loss.on_lost(told);
     }
 
     pub(crate) fn age(&self) -> u64 {
@@ -183,25 +154,58 @@ impl Shared {
         self.probe(ErrorFilter::Validation, view).1.is_some()
     }
 
-    /// Submits commands. Returns their submission, and whether wgpu refused it, which it does as a whole.
+    /// Submits commands. Returns their submission, and whether wgpu refused it, which it does as a whole; the
+    /// program is told why, unless it was already. A lost device refuses them without a word.
     pub(crate) fn submit(
         &self,
         commands: impl IntoIterator<Item = CommandBuffer>,
+        is_told: bool,
     ) -> (SubmissionIndex, bool) {
-        let (index, refused) =
-            self.refused(ErrorFilter::Validation, || self.queue.submit(commands));
-        if refused && !self.is_lost() {
+        let (index, error) = self.probe(ErrorFilter::Validation, || self.queue.submit(commands));
+        if error.is_some() && !self.is_lost() {
             self.count_refusal();
         }
-        (index, refused)
+        self.tell_refused(error.as_ref().filter(|_| !is_told));
+        (index, error.is_some())
     }
 
     pub(crate) fn mark_lost(&self) {
-        self.lost.store(true, Relaxed);
+        self.loss.mark();
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        self.lost.load(Relaxed)
+        self.loss.is_lost()
+    }
+
+    /// Whether the device is lost, also where wgpu has not told: the program is told then. It costs what
+    /// refused calls cost, a microsecond.
+    pub(crate) fn notice_loss(&self) -> bool {
+        // A browser tells errors later.
+        if !self.is_lost()
+            && !cfg!(target_family = "wasm")
+            && self.target().is_some_and(|target| self.is_gone(target))
+        {
+            self.loss.notice();
+        }
+        self.is_lost()
+    }
+
+    fn target(&self) -> Option<&Buffer> {
+        if self.target.get().is_none() {
+            let made = self.try_create(&BufferDescriptor {
+                label: Some("bucketpool loss"),
+                size: BufferSize::MIN.get(),
+                usage: BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            });
+            made.ok().and_then(|made| self.target.set(made).ok());
+        }
+        self.target.get()
+    }
+
+    /// The error of a call that was refused: the loss of the device, if that is why.
+    pub(crate) fn lost_or(&self, error: DeviceError) -> DeviceError {
+        if self.notice_loss() { lost() } else { error }
     }
 
     /// An error once the device is lost.
@@ -246,7 +250,7 @@ impl Shared {
     /// The faults since the last call.
     pub(crate) fn take_faults(&self) -> Vec<DeviceError> {
         let mut faults = std::mem::take(&mut self.faults.lock().untaken);
-        if self.replaced.swap(false, Relaxed) {
+        if self.loss.was_replaced() {
             let call = "the device-lost callback was replaced: call `mark_lost` from the new one";
             faults.push(DeviceError::new(Why::Other, call));
         }
@@ -272,8 +276,8 @@ impl Shared {
         let ((buffer, invalid), out) = self.refused(ErrorFilter::OutOfMemory, || {
             self.refused(ErrorFilter::Validation, || self.device.create_buffer(descriptor))
         });
-        if self.is_gone(&buffer) {
-            self.mark_lost();
+        if !cfg!(target_family = "wasm") && self.is_gone(&buffer) {
+            self.loss.notice();
         }
         self.living()?;
         match (invalid, out) {
@@ -286,9 +290,6 @@ impl Shared {
     /// Whether the device is lost or destroyed, which only a poll would tell, with all callbacks of the
     /// program: it is asked for a write that it refuses, and a lost one refuses it without an error.
     fn is_gone(&self, buffer: &Buffer) -> bool {
-        if cfg!(target_family = "wasm") {
-            return false; // a browser tells errors later
-        }
         let unaligned = || self.queue.write_buffer_with(buffer, 1, BufferSize::MIN).is_none();
         let (none, error) = self.probe(ErrorFilter::Validation, unaligned);
         none && error.is_none()
@@ -297,15 +298,16 @@ impl Shared {
     /// A call, and whether wgpu refused it, whose words the program is told.
     pub(crate) fn refused<T>(&self, filter: ErrorFilter, call: impl FnOnce() -> T) -> (T, bool) {
         let (made, error) = self.probe(filter, call);
-        if let Some(error) = &error
-            && !self.is_lost()
-        {
-            let told = self.on_refused.lock().clone();
-            if let Some(told) = told {
-                foreign(|| told(&error.to_string()));
-            }
-        }
+        self.tell_refused(error.as_ref());
         (made, error.is_some())
+    }
+
+    fn tell_refused(&self, error: Option<&wgpu::Error>) {
+        let Some(error) = error.filter(|_| !self.is_lost()) else { return };
+        let told = self.on_refused.lock().clone();
+        if let Some(told) = told {
+            foreign(|| told(&error.to_string()));
+        }
     }
 
     /// A call, and what wgpu said if it refused it. A browser would tell too late, so there its own handler
@@ -336,13 +338,13 @@ impl Shared {
     }
 
     /// Submits zeroing by itself. Returns whether wgpu accepted all of it. A buffer that was destroyed does
-    /// not take the others with it.
-    pub(crate) fn zero_now(&self, to_zero: &[ToZero]) -> bool {
-        if to_zero.is_empty() || self.zero_together(to_zero) {
+    /// not take the others with it. The program is told of a refusal, unless it was already.
+    pub(crate) fn zero_now(&self, to_zero: &[ToZero], is_told: bool) -> bool {
+        if to_zero.is_empty() || self.zero_together(to_zero, is_told) {
             return true;
         }
         let living = to_zero.iter().filter(|zero| !self.is_destroyed(zero.buffer()));
-        self.zero_together(living);
+        self.zero_together(living, true);
         false
     }
 
@@ -350,7 +352,7 @@ impl Shared {
     pub(crate) fn settle(&self, owed: &Owed) {
         let Owed { ahead, filled, written, moves } = owed;
         for to_zero in [ahead, filled, written] {
-            self.zero_now(to_zero);
+            self.zero_now(to_zero, false);
         }
         self.run_all(moves, Move::record);
     }
@@ -375,15 +377,20 @@ impl Shared {
         ran
     }
 
-    fn zero_together<'z>(&self, to_zero: impl IntoIterator<Item = &'z ToZero>) -> bool {
+    fn zero_together<'z>(
+        &self,
+        to_zero: impl IntoIterator<Item = &'z ToZero>,
+        is_told: bool,
+    ) -> bool {
         let mut encoder = self.encoder("bucketpool zeroing");
         to_zero.into_iter().for_each(|zero| zero.record(&mut encoder));
-        !self.submit([self.finish(encoder)]).1
+        !self.submit([encoder.finish()], is_told).1
     }
 
-    /// Ends an encoder. What wgpu refuses by then, it refuses again when it is submitted, in fewer words.
-    pub(crate) fn finish(&self, encoder: CommandEncoder) -> CommandBuffer {
-        self.refused(ErrorFilter::Validation, || encoder.finish()).0
+    /// Ends an encoder. Returns whether wgpu refused it, which names the encoder then: it refuses it again when
+    /// it is submitted, in other words.
+    pub(crate) fn finish(&self, encoder: CommandEncoder) -> (CommandBuffer, bool) {
+        self.refused(ErrorFilter::Validation, || encoder.finish())
     }
 }
 

@@ -212,21 +212,24 @@ impl Staging {
                 .code(i64::try_from(most).unwrap_or(i64::MAX)))
         };
         if size > most {
-            return refused("a chunk of staging memory larger than its bound (the code)");
+            let call = "a chunk of staging memory larger than its `InFlight` (the code)";
+            return refused(call);
         }
         loop {
             if self.reserve(size, most) {
                 return self.fresh(size);
             }
             if matches!(self.in_flight, InFlight::Refuse(_)) {
-                return refused("staging memory in flight over its bound (the code)");
+                let call = "stage data while open scopes and the device have all of `InFlight::Refuse` (the code)";
+                return refused(call);
             }
             let came = self.wait_for_oldest()?;
             if let Some(buffer) = self.take(bytes) {
                 return Ok(buffer);
             }
             if !came {
-                let call = "staging memory of open scopes, or inside of a callback, over its bound (the code)";
+                let call = "stage data while open scopes have all of `InFlight::Wait` (the code), which no wait \
+                            brings back; or inside of a callback";
                 return refused(call);
             }
         }
@@ -289,21 +292,25 @@ impl Staging {
             let Some((chunk, _)) = chunks.at_work.remove(&number) else { continue };
             match how {
                 Outcome::Mapped => chunks.rest(chunk),
-                Outcome::NotSubmitted => self.map_again(chunks, chunk, None),
+                Outcome::NotSubmitted => {
+                    self.map_again(chunks, chunk, None);
+                }
                 Outcome::Refused => self.forget(&chunk),
             }
         }
     }
 
-    /// Asks for a chunk to be mapped. `by` is the submission that uses it, if there is one.
-    fn map_again(&self, chunks: &mut Resting, chunk: Buffer, by: Option<&SubmissionIndex>) {
+    /// Asks for a chunk to be mapped. `by` is the submission that uses it, if there is one. Returns whether wgpu
+    /// did not refuse that at once.
+    fn map_again(&self, chunks: &mut Resting, chunk: Buffer, by: Option<&SubmissionIndex>) -> bool {
         let arrival = Arc::<Arrival>::default();
         if let Some(by) = by {
             arrival.submitted(by);
         }
-        chunks.work((chunk, arrival), &self.ended, |chunk, tell| {
+        chunks.work((chunk, arrival.clone()), &self.ended, |chunk, tell| {
             chunk.map_async(MapMode::Write, .., move |mapped| tell.mapped(&mapped));
         });
+        arrival.outcome() != Some(Outcome::Refused)
     }
 
     /// Lets the oldest go beyond what is kept.
@@ -385,8 +392,8 @@ impl Chunk {
         let words = end.next_multiple_of(COPY_BUFFER_ALIGNMENT);
         self.of.mapped_bytes.fetch_add(words - first, Relaxed);
         let mapped = self.buffer.get_mapped_range_mut(first..words);
-        let mut mapped =
-            mapped.map_err(|_| DeviceError::new(Why::Other, "map a staging buffer"))?;
+        let refused = DeviceError::new(Why::Other, "map a staging buffer");
+        let mut mapped = mapped.map_err(|_| self.of.shared.lost_or(refused))?;
         Ok(Some((at, write(mapped.slice(inside(at - first, end - first))))))
     }
 
@@ -427,13 +434,12 @@ impl Unmapped {
         if self.of.shared.is_lost() { None } else { self.buffer.take() }
     }
 
-    /// At rest once the submission that uses it is done.
-    pub(crate) fn map_again(mut self, by: Option<&SubmissionIndex>) {
-        if let Some(buffer) = self.take() {
-            let mut chunks = self.of.chunks.lock();
-            self.of.take_in(&mut chunks);
-            self.of.map_again(&mut chunks, buffer, by);
-        }
+    /// At rest once the submission that uses it is done. Returns whether wgpu did not refuse that at once.
+    pub(crate) fn map_again(mut self, by: Option<&SubmissionIndex>) -> bool {
+        let Some(buffer) = self.take() else { return false };
+        let mut chunks = self.of.chunks.lock();
+        self.of.take_in(&mut chunks);
+        self.of.map_again(&mut chunks, buffer, by)
     }
 
     /// At rest once these commands were submitted and are done.

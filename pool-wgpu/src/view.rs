@@ -518,16 +518,7 @@ impl<'b> WgpuView<'b> {
     /// ```
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         let words = self.whole().in_words(offset, data.len() as u64)?;
-        let at = self.may_write(offset, words)?;
-        let queue = &self.clock.shared().queue;
-        if words == data.len() as u64 {
-            queue.write_buffer(self.buffer, at, data);
-        } else {
-            let mut padded = data.to_vec();
-            padded.resize(data.len().next_multiple_of(WORD), 0);
-            queue.write_buffer(self.buffer, at, &padded);
-        }
-        Ok(())
+        self.write_with(offset, words, |memory| fill(memory, data))
     }
 
     /// Writes by the queue as [`WgpuView::write`] does what `write` puts into staging memory itself,
@@ -565,8 +556,10 @@ impl<'b> WgpuView<'b> {
         };
         let queue = &self.clock.shared().queue;
         let none = DeviceError::new(Why::Other, "Queue::write_buffer_with");
-        let mut memory = queue.write_buffer_with(self.buffer, at, size).ok_or(none)?;
-        Ok(write(memory.slice(..)))
+        match queue.write_buffer_with(self.buffer, at, size) {
+            Some(mut memory) => Ok(write(memory.slice(..))),
+            None => Err(self.clock.shared().lost_or(none)),
+        }
     }
 
     /// Where the queue may write so many bytes.
@@ -600,9 +593,6 @@ impl<'b> WgpuView<'b> {
         Ok(())
     }
 }
-
-/// The bytes of a word, as lengths in the program's memory.
-const WORD: usize = 4;
 
 impl Place<'_> {
     /// Its bytes, counted from the beginning of the buffer.
@@ -651,6 +641,13 @@ impl Place<'_> {
             }
         }
     }
+}
+
+/// Fills staging memory with data, and the rest of the last word with zeroes.
+pub(crate) fn fill(memory: WriteOnly<'_, [u8]>, data: &[u8]) {
+    let (mut whole, mut rest) = memory.split_at(data.len());
+    whole.copy_from_slice(data);
+    rest.fill(0);
 }
 
 /// A number of bytes as an error has it.

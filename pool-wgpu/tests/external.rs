@@ -622,8 +622,7 @@ fn a_loss_that_the_pool_was_not_told_of_is_no_crash() {
         raw.destroy();
         let _ = raw.poll(PollType::wait_indefinitely());
         let refused = scope.upload(&uploads, &Unpooled(&target), 0, &[1; 64]);
-        assert_eq!(refused.unwrap_err().why, Why::Other);
-        device.mark_lost();
+        assert_eq!(refused.unwrap_err().why, Why::Lost);
         assert_eq!(scope.submit().unwrap_err().why, Why::Lost);
     }
 }

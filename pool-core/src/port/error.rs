@@ -85,7 +85,8 @@ pub enum Limit {
     /// The limit on cached blocks of one size
     /// ([`PoolBuilder::bucket_limit`](crate::PoolBuilder::bucket_limit)).
     Bucket,
-    /// A limit of the system or of the backend, such as `RLIMIT_MEMLOCK`.
+    /// A limit of the system or of the backend, such as `RLIMIT_MEMLOCK`, or one that the program gave to
+    /// something beside the pool: the call of the error names it.
     Device,
 }
 
@@ -179,7 +180,7 @@ impl fmt::Display for Why {
             Self::Limit(Limit::Budget) => "over the limit of the budget",
             Self::Limit(Limit::Cached) => "over the cached limit",
             Self::Limit(Limit::Bucket) => "over the bucket limit",
-            Self::Limit(Limit::Device) => "over a limit of the system or of the backend",
+            Self::Limit(Limit::Device) => "over a limit of the system, the backend or the program",
             Self::TooLarge => "too large for any device of this kind",
             Self::Unsupported => "not supported",
             Self::Lost => "the device is lost",

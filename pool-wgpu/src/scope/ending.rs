@@ -3,6 +3,7 @@
 use super::{End, Scope};
 use crate::readbacks::Filling;
 use crate::recording::Submitted;
+use crate::shared::lost;
 use crate::staging::{Chunk, Unmapped};
 use crate::zeroing::ToZero;
 use pool_core::{DeviceError, Why};
@@ -96,11 +97,16 @@ impl Scope {
         self.refused |= !accepted;
         self.held.clear();
         self.table().flushed(self.id);
+        // A lost device maps nothing, either. Where there is nothing to map, it is asked by itself.
+        let mut is_alive = false;
         for chunk in staging {
-            chunk.map_again(Some(&index));
+            is_alive |= chunk.map_again(Some(&index));
         }
         for filling in self.reads_before.drain(..) {
-            filling.submitted(&index, accepted);
+            is_alive |= filling.submitted(&index, accepted);
+        }
+        if !is_alive {
+            self.shared().notice_loss();
         }
         self.shared().living()?;
         if accepted { Ok(index) } else { Err(refused_frame()) }
@@ -148,7 +154,7 @@ impl Scope {
         let refused = self.refused; // an eager flush may have been
         // Closed after that: a thread that looks in between finds it open, which is only cautious.
         drop(self);
-        if late {
+        if late && !matches!(submitted, Err(DeviceError { why: Why::Lost, .. })) {
             let call =
                 "submit a scope that lent buffers and not its encoder: `submit_with` takes yours";
             return Err(DeviceError::new(Why::NotSubmitted, call));
@@ -251,7 +257,8 @@ impl Scope {
         }
         self.end_commands();
         let last = self.shared().finish(last);
-        first.into_iter().chain([last]).for_each(|commands| self.recording.follow(commands));
+        let first = first.into_iter().map(|commands| (commands, false));
+        first.chain([last]).for_each(|commands| self.recording.follow(commands));
         self.uploads_elsewhere = false;
         let submitted = self.hand_over();
         self.end = End::Submitted;
@@ -303,7 +310,9 @@ impl Scope {
         mut self,
         commands: &mut CommandEncoder,
     ) -> Result<Option<CommandBuffer>, DeviceError> {
-        self.shared().living()?;
+        if self.shared().notice_loss() {
+            return Err(lost()); // the program itself submits, and would not be told
+        }
         if self.table().has_recorded(self.id) || self.recording.has_commands() || self.reads_back()
         {
             let call = "a prologue of a scope that has its own commands: submit it";
@@ -348,6 +357,11 @@ impl Scope {
         Ok(prologue)
     }
 
+    /// Drops it. The program's own commands with its buffers are dropped, too.
+    pub(crate) fn abandon(mut self) {
+        self.end = End::Abandoned;
+    }
+
     /// Whether the scope itself reads something back.
     fn reads_back(&self) -> bool {
         !self.reads.is_empty() || !self.reads_before.is_empty()
@@ -377,7 +391,9 @@ impl Drop for Scope {
         // What commands of the program read is not used again, unless they were submitted here.
         let uses_elsewhere = self.uploads_elsewhere;
         let serves = |chunk: &Unmapped| !(uses_elsewhere && chunk.is_elsewhere());
-        self.placed.drain(..).filter(serves).for_each(|chunk| chunk.map_again(None));
+        self.placed.drain(..).filter(serves).for_each(|chunk| {
+            chunk.map_again(None);
+        });
         self.clock.close(self.id);
         // Last, since the closure of the program may panic.
         if cfg!(debug_assertions) && may_be_used && !self.shared().is_lost() {

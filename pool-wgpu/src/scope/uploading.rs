@@ -3,7 +3,7 @@
 use super::Scope;
 use crate::staging::Staging;
 use crate::uploads::{FrameData, Placed, Uploads};
-use crate::view::{Access, BufferPart, Place};
+use crate::view::{Access, BufferPart, Place, fill};
 use bytemuck::NoUninit;
 use pool_core::{DeviceError, KIB, Why};
 use std::ops::Range;
@@ -313,8 +313,8 @@ impl Scope {
         if self.table().is_recorded_elsewhere(self.id, buffer, range)
             && self.recording.uploads_to(buffer, range)
         {
-            let call =
-                "upload twice to the same bytes ahead of the program's commands: `upload_in`";
+            let call = "upload twice to the same bytes ahead of the program's commands: `upload_in`; \
+                        if a frame before failed half way, `Frame::abandon`";
             return Err(DeviceError::new(Why::Unsupported, call));
         }
         Ok(())
@@ -422,13 +422,6 @@ fn inside(bytes: u64) -> usize {
 fn may_upload(place: &Place<'_>, offset: u64, bytes: u64) -> Result<Range<u64>, DeviceError> {
     let (at, end) = place.range(BufferUsages::COPY_DST, offset, bytes, "upload")?;
     Ok(at..end)
-}
-
-/// Fills staging memory with data, and the rest of the last word with zeroes.
-fn fill(memory: WriteOnly<'_, [u8]>, data: &[u8]) {
-    let (mut whole, mut rest) = memory.split_at(data.len());
-    whole.copy_from_slice(data);
-    rest.fill(0);
 }
 
 #[cfg(all(test, feature = "noop"))]

@@ -4,13 +4,15 @@ use crate::present::{devices, noop, uncleared};
 use crate::{Pooled, encoder, own};
 use pool_core::{AllocError, ArenaConfig, BucketPool, DeviceError, KIB, MIB, Why};
 use pool_wgpu::{
-    Bindable, Frame, ReadWrite, Scope, Uniform, Unpooled, Uploads, WgpuAllocator, WgpuSlabs,
+    Bindable, Frame, GrowingBuffer, ReadWrite, Scope, Uniform, Unpooled, Uploads, WgpuAllocator,
+    WgpuSlabs,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use wgpu::{
-    BindGroupLayout, BindGroupLayoutEntry, BindingType, Buffer, BufferBindingType, ShaderStages,
+    BindGroupLayout, BindGroupLayoutEntry, BindingType, Buffer, BufferBindingType, BufferUsages,
+    ShaderStages,
 };
 
 fn layout_of(device: &WgpuAllocator, kinds: &[BindingType]) -> BindGroupLayout {
@@ -238,4 +240,46 @@ fn a_frame_has_one_scope_until_its_end_and_survives_a_panic() {
     assert_ne!(stream(), first);
     let refused = frame.with(|scope| scope.take(&uncleared(&device), u64::MAX)).unwrap_err();
     assert_eq!(refused.why(), Why::TooLarge);
+}
+
+/// An error between two calls of a frame, which `?` passes on.
+#[test]
+fn a_frame_that_failed_half_way_says_how_it_is_given_up() {
+    for device in devices() {
+        let (pool, uploads) = (BucketPool::new(device.clone()), device.uploads(64 * KIB, MIB));
+        let (frame, camera) = (device.frame(), pool.allocate(64).unwrap());
+        let backs = device.read_backs(KIB);
+        let mut list = GrowingBuffer::new(&pool, 64, BufferUsages::VERTEX).unwrap();
+        let draw = |number: u8, fails: bool| -> Result<(), AllocError> {
+            frame.with(|scope| scope.upload(&uploads, &camera, 0, &[number; 64]))?;
+            let mut commands = encoder(&device);
+            commands.clear_buffer(&frame.with(|scope| scope.lend(&camera))?, 0, Some(4));
+            if fails {
+                frame.with(|scope| scope.take(&pool, u64::MAX))?;
+            }
+            Ok(frame.end()?.submit_with(commands).map(drop)?)
+        };
+        draw(1, false).unwrap();
+        assert_eq!(draw(2, true).unwrap_err().why(), Why::TooLarge);
+        frame.with(|scope| scope.lend(list.buffer())).unwrap();
+        for refused in [
+            draw(3, false).unwrap_err(),
+            frame
+                .with(|scope| scope.read_back(&backs, &camera, 0, 4))
+                .map(drop)
+                .unwrap_err()
+                .into(),
+            frame.with(|scope| list.reserve(scope, KIB)).unwrap_err(),
+        ] {
+            assert_eq!(refused.why(), Why::Unsupported);
+            assert!(refused.to_string().contains("`Frame::abandon`"), "{refused}");
+        }
+        frame.abandon().unwrap();
+        frame.abandon().unwrap(); // there is none
+        draw(4, false).unwrap();
+        assert_eq!(device.faults(), [], "its commands were dropped, too");
+        let back = frame.with(|scope| scope.read_back(&backs, &camera, 0, 64)).unwrap();
+        frame.end().unwrap().submit().unwrap();
+        assert!(back.wait(|bytes| bytes[..4] == [0; 4] && bytes[4..] == [4; 60]).unwrap());
+    }
 }

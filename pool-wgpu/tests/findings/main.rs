@@ -9,6 +9,7 @@ mod groups;
 mod growing;
 mod handles;
 mod kept;
+mod loss;
 mod lost;
 mod passes;
 #[path = "../present/mod.rs"]

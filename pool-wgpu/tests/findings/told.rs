@@ -7,8 +7,8 @@ use pool_core::{ArenaConfig, BucketPool, GIB, KIB, MIB, Why};
 use pool_wgpu::{Bindable, BindingArray, ReadWrite, Unpooled, Usage, WgpuAllocator, WgpuSlabs};
 use std::sync::{Arc, Mutex};
 use wgpu::{
-    BufferUsages, DeviceDescriptor, Extent3d, Features, Limits, TextureDescriptor,
-    TextureDimension, TextureFormat, TextureUsages,
+    BufferDescriptor, BufferUsages, DeviceDescriptor, Extent3d, Features, Limits,
+    TextureDescriptor, TextureDimension, TextureFormat, TextureUsages,
 };
 
 /// wgpu does not compare instances: it would bind the buffer that has the same number here.
@@ -155,4 +155,63 @@ fn a_chunk_is_no_larger_than_a_buffer_of_the_device() {
     let data = device.frame_data(BufferUsages::COPY_SRC, GIB, GIB).unwrap();
     assert!(scope.place(&data, &[1; 4]).is_ok());
     let _: &WgpuAllocator = &device;
+}
+
+/// How a frame is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refused {
+    /// By a command that wgpu refuses when it ends the encoder.
+    AtTheEnd,
+    /// By a buffer that was destroyed since.
+    AtTheSubmission,
+    /// By zeroing of a block that the program destroyed.
+    ByZeroing,
+    /// By an upload to a buffer that was destroyed.
+    ByAnUpload,
+}
+
+#[test]
+fn a_refusal_is_told_once() {
+    use Refused::{AtTheEnd, AtTheSubmission, ByAnUpload, ByZeroing};
+    for device in devices() {
+        let said = Arc::<Mutex<Vec<String>>>::default();
+        let says = said.clone();
+        device.on_refused(move |text| says.lock().unwrap().push(text.to_owned()));
+        for how in [AtTheEnd, AtTheSubmission, ByZeroing, ByAnUpload] {
+            for own_encoder in [false, true] {
+                let (pool, uploads) = (BucketPool::new(device.clone()), device.uploads(KIB, MIB));
+                let (gone, mut commands) = (own(&device, KIB), encoder(&device));
+                let uncopied = device.device().create_buffer(&BufferDescriptor {
+                    label: None,
+                    size: KIB,
+                    usage: BufferUsages::VERTEX,
+                    mapped_at_creation: false,
+                });
+                let before = device.scope();
+                let block = before.take(&pool, KIB).unwrap();
+                let lent = before.lend(&block).unwrap();
+                before.submit_with(encoder(&device)).unwrap();
+                drop(block);
+                let mut scope = device.scope();
+                let _again = scope.take(&pool, KIB).unwrap();
+                if how == ByZeroing {
+                    lent.destroy();
+                }
+                if how == ByAnUpload {
+                    scope.upload(&uploads, &Unpooled(&gone), 0, &[1; 64]).unwrap();
+                }
+                let of = if own_encoder { scope.encoder() } else { &mut commands };
+                match how {
+                    AtTheEnd => of.clear_buffer(&uncopied, 0, None),
+                    AtTheSubmission => of.clear_buffer(&gone, 0, None),
+                    ByZeroing | ByAnUpload => {}
+                }
+                gone.destroy();
+                let ended = if own_encoder { scope.submit() } else { scope.submit_with(commands) };
+                assert_eq!(ended.map_err(|error| error.why).err(), Some(Why::NotSubmitted));
+                let said = std::mem::take(&mut *said.lock().unwrap());
+                assert_eq!(said.len(), 1, "{how:?}, own encoder: {own_encoder}: {said:#?}");
+            }
+        }
+    }
 }
