@@ -8,7 +8,7 @@
 //!   Sizes      bins by size, where another may serve    (sizes.rs)
 //! ```
 //!
-//! [`Blocks::take_top`] and [`Blocks::push`] are **the hot path** of a pool without an arena: they touch a
+//! [`Blocks::take_top`] and [`Blocks::push_again`] are **the hot path** of a pool without an arena: they touch a
 //! bin and its stack. A bin is listed by age and size when it gets its first block.
 #![expect(unsafe_code, reason = "records of free blocks are owned by their stacks")]
 
@@ -122,32 +122,41 @@ impl<A: DeviceAllocator> Blocks<A> {
         unsafe { RecordOwner::of_address(address) }
     }
 
-    /// Adds a block as the newest.
-    #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
+    /// Adds a block as the newest, if it is in the slot of the last time and its bin is listed. Returns it
+    /// otherwise.
+    #[expect(clippy::inline_always, reason = "a free is one function: no calls and no spills")]
     #[inline(always)]
+    pub(crate) fn push_again(
+        &mut self,
+        key: Key<A::Kind>,
+        mut record: RecordOwner<A>,
+    ) -> Result<(), RecordOwner<A>> {
+        let bytes = record.bytes;
+        let Some(bin) = self.table.bin_at(record.slot as usize, bytes, key) else {
+            return Err(record);
+        };
+        if bin.listed != BY_AGE | BY_SIZE {
+            return Err(record);
+        }
+        self.came += 1;
+        record.came = self.came;
+        self.bytes += bytes;
+        bin.count += 1;
+        // SAFETY: the record had an owner, so it was in no stack; `self` is borrowed alone.
+        unsafe { bin.blocks.push(record.into_address()) };
+        Ok(())
+    }
+
+    /// Adds a block as the newest.
+    #[inline(never)]
     pub(crate) fn push(&mut self, key: Key<A::Kind>, mut record: RecordOwner<A>) {
         self.came += 1;
         record.came = self.came;
         self.bytes += record.bytes;
-        let known = record.slot as usize;
-        let Some(bin) = self.table.bin_at(known, record.bytes, key) else {
-            return self.push_elsewhere(key, record);
-        };
-        bin.count += 1;
-        // SAFETY: the record had an owner, so it was in no stack; `self` is borrowed alone.
-        unsafe { bin.blocks.push(record.into_address()) };
-        if bin.listed != BY_AGE | BY_SIZE {
-            self.begin(known);
-        }
-    }
-
-    /// The end of [`Blocks::push`] for a block that is not in the slot of the last time.
-    #[inline(never)]
-    fn push_elsewhere(&mut self, key: Key<A::Kind>, mut record: RecordOwner<A>) {
         let at = self.slot_for(key, &mut record);
         let bin = self.table.bin(at);
         bin.count += 1;
-        // SAFETY: as in `push`.
+        // SAFETY: as in `push_again`.
         unsafe { bin.blocks.push(record.into_address()) };
         self.begin(at);
     }

@@ -123,7 +123,13 @@ impl Both {
         let own_fits = fits.clone().filter(|it| it.key == key);
         match random.random_range(0..14) {
             0..=5 => {
-                blocks.push(own, record(id, bytes, key.0, id));
+                let mut record = record(id, bytes, key.0, id);
+                // As it was the last time, or in another one.
+                record.slot = u32::try_from(blocks.table.slot(bytes, own)).unwrap()
+                    ^ u32::from(id.is_multiple_of(3));
+                if let Err(record) = blocks.push_again(own, record) {
+                    blocks.push(own, record);
+                }
                 model.push(Known { id, bytes, key, freed_at: id });
             }
             6..=7 => return (blocks.take(own, bytes, |_| true), newest(model, bytes, key)),

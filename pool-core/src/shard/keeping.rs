@@ -23,23 +23,46 @@ pub(crate) struct Keeping {
 }
 
 impl<A: DeviceAllocator> State<A> {
-    /// Frees a block that a buffer gives back, if it stays without any other going: this is the hit
-    /// of a free. Returns it otherwise.
-    #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
+    /// Frees a block that a buffer gives back, if its place is known and it stays without any other going:
+    /// this is the hit of a free. Returns it otherwise.
+    #[expect(clippy::inline_always, reason = "a free is one function: no calls and no spills")]
     #[inline(always)]
+    pub(crate) fn put_again(
+        &mut self,
+        key: Key<A::Kind>,
+        record: RecordOwner<A>,
+    ) -> Result<(), RecordOwner<A>> {
+        let (bytes, requested) = (record.bytes, record.requested);
+        if self.has_no_room_for(bytes) {
+            return Err(record);
+        }
+        self.blocks.push_again(key, record)?;
+        self.count_kept();
+        self.accounts.freed_whole(bytes, requested);
+        self.accounts.live.down(1);
+        Ok(())
+    }
+
+    /// As [`State::put_again`], wherever its place is.
     pub(crate) fn put(
         &mut self,
         key: Key<A::Kind>,
         record: RecordOwner<A>,
     ) -> Result<(), RecordOwner<A>> {
         let (bytes, requested) = (record.bytes, record.requested);
-        if self.blocks.bytes + bytes > self.lease || bytes > self.largest {
+        if self.has_no_room_for(bytes) {
             return Err(record);
         }
         self.keep(key, record);
         self.accounts.freed_whole(bytes, requested);
         self.accounts.live.down(1);
         Ok(())
+    }
+
+    /// Whether a whole block stays only where others go, or not at all.
+    #[inline]
+    fn has_no_room_for(&self, bytes: u64) -> bool {
+        self.blocks.bytes + bytes > self.lease || bytes > self.largest
     }
 
     /// As [`State::put`], of a part of a segment.
@@ -73,9 +96,14 @@ impl<A: DeviceAllocator> State<A> {
     }
 
     /// Keeps a whole block that has room in the lease and needs no other judgement.
-    #[inline]
     pub(crate) fn keep(&mut self, key: Key<A::Kind>, record: RecordOwner<A>) {
         self.blocks.push(key, record);
+        self.count_kept();
+    }
+
+    /// Notes the peak of free bytes.
+    #[inline]
+    fn count_kept(&mut self) {
         if self.blocks.bytes > self.blocks_peak {
             self.blocks_peak = self.blocks.bytes;
         }

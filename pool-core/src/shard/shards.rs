@@ -128,6 +128,16 @@ impl<A: DeviceAllocator> Shards<A> {
         state
     }
 
+    /// As [`Shards::lock_home`], if the home is known and no thread is in it.
+    #[inline]
+    pub(crate) fn try_lock_home<K>(&self, key: &Key<K>) -> Option<LockGuard<'_, State<A>>> {
+        let number = match A::Clock::HAS_STREAMS {
+            true => Self::number(key),
+            false => thread_number::known_home()?,
+        };
+        self.get(number).state.try_lock().map(Self::entered)
+    }
+
     /// Locks the home of a hit or of a whole block that is freed. In memory without streams, where
     /// the home is locked, this takes the next shard that is not; if that repeats, the thread stays there.
     #[inline]

@@ -4,6 +4,7 @@ pub(crate) mod text;
 mod tiers;
 
 use crate::size::units::LARGEST;
+use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 use tiers::Tiers;
 
@@ -79,21 +80,20 @@ pub(crate) struct SizeClasses {
     alpha: f64,
 }
 
-/// The common policies in few steps, for requests of up to `most` bytes. Tests compare them with
-/// the general path.
+/// The common policies in few steps. Tests compare them with the general path.
 #[derive(Clone, Debug)]
 enum FastPath {
-    /// The next power of two, from `least` on.
+    /// The next power of two, from `low` + 1 on, for requests of 1 byte to `last` + 1.
     PowerOfTwo {
-        least: u64,
-        most: u64,
+        low: NonZeroU64,
+        last: u64,
     },
-    /// The next multiple of a power of two.
+    /// The next multiple of `low` + 1, a power of two, for requests of 1 byte to `last` + 1.
     Multiple {
-        mask: u64,
-        most: u64,
+        low: u64,
+        last: u64,
     },
-    /// The smallest of a list, in a call: what asks for a list pays for it alone.
+    /// The smallest of a list, for requests of up to `most` bytes. It is a call: no other policy pays for it.
     Tiered {
         tiers: Box<Tiers>,
         most: u64,
@@ -170,13 +170,12 @@ impl SizeClasses {
     /// Returns the bytes of the class of a request, if the quick path can compute it.
     #[inline]
     pub(crate) fn fast(&self, requested: u64) -> Option<u64> {
-        match &self.fast {
-            FastPath::PowerOfTwo { least, most } if requested <= *most => {
-                Some(requested.max(*least).next_power_of_two())
+        let before = requested.wrapping_sub(1); // of no bytes: above all
+        match self.fast {
+            FastPath::PowerOfTwo { low, last } if before <= last => {
+                Some(2 << (low | before).ilog2())
             }
-            FastPath::Multiple { mask, most } if requested <= *most => {
-                Some((requested.max(1) + mask) & !mask)
-            }
+            FastPath::Multiple { low, last } if before <= last => Some((before | low) + 1),
             _ => None,
         }
     }
@@ -263,26 +262,29 @@ impl FastPath {
         if !plain || most < granule {
             return Self::Never;
         }
+        let low = granule - 1;
         match policy {
-            BucketPolicy::PowerOfTwo => {
-                Self::PowerOfTwo { least: granule, most: 1 << most.ilog2() }
-            }
-            BucketPolicy::Exact | BucketPolicy::Fit { .. } => {
-                Self::Multiple { mask: granule - 1, most: most - granule }
-            }
+            BucketPolicy::PowerOfTwo => match NonZeroU64::new(low) {
+                Some(low) => Self::PowerOfTwo { low, last: (1 << most.ilog2()) - 1 },
+                None => Self::Never, // a class of 1 byte
+            },
+            BucketPolicy::Exact | BucketPolicy::Fit { .. } => match most - granule {
+                0 => Self::Never,
+                most => Self::Multiple { low, last: most - 1 },
+            },
             BucketPolicy::Tiered(_) => Self::Never,
         }
     }
 
     fn within(self, window: &RangeInclusive<u64>) -> Self {
-        if *window.start() > 1 || *window.end() == 0 {
+        let end = *window.end();
+        if *window.start() > 1 || end == 0 {
             return Self::Never;
         }
-        let last = *window.end();
         match self {
-            Self::PowerOfTwo { least, most } => Self::PowerOfTwo { least, most: most.min(last) },
-            Self::Multiple { mask, most } => Self::Multiple { mask, most: most.min(last) },
-            Self::Tiered { tiers, most } => Self::Tiered { tiers, most: most.min(last) },
+            Self::PowerOfTwo { low, last } => Self::PowerOfTwo { low, last: last.min(end - 1) },
+            Self::Multiple { low, last } => Self::Multiple { low, last: last.min(end - 1) },
+            Self::Tiered { tiers, most } => Self::Tiered { tiers, most: most.min(end) },
             Self::Never => Self::Never,
         }
     }

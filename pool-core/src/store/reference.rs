@@ -3,7 +3,6 @@
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
 use crate::block::record::{Record, RecordOwner};
-use crate::block::request::Key;
 use crate::invariant::{self, Scope};
 use crate::limits::{Budget, DeviceId, Member, WakeBudget};
 use crate::port::{DeviceAllocator, Why};
@@ -127,7 +126,8 @@ impl<A: DeviceAllocator> Clone for Handle<A> {
 }
 
 /// Frees a whole block into its shard, which counts the buffer as freed. Returns the block if that cannot
-/// be done under the lock of one shard, or if any of the flags `bypass_flags` is set.
+/// be done under the lock of one shard, or if any of the flags `bypass_flags` is set. **The hot path** of a
+/// free: what is not plain is a last call.
 ///
 /// # Safety
 ///
@@ -142,42 +142,75 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     // SAFETY: as in `store_of`, until the shard counts the buffer as freed.
     let store: &Store<A> = unsafe { address.as_ref() };
     let key = State::key_of(store.allocator.clock(), &mut record);
-    let mut state = store.shards.lock_home(&key);
+    let Some(mut state) = store.shards.try_lock_home(&key) else {
+        // SAFETY: as the caller promises.
+        return unsafe { put_busy(address, record, bypass_flags) };
+    };
     // The flags are read under the lock: a request that begins to wait takes each lock once after
     // it sets its flag. Either it finds the block in the shard, or this read sees the flag.
-    let flags = store.flags.get();
-    if flags & OF_FREE != 0 {
-        let kept = put_with_flags(store, (key, &mut state), record, (flags, bypass_flags));
-        if flags & AWAITED != 0 && kept.is_ok() {
-            call_waiters(store.awaited(), state);
+    if store.flags.get() & OF_FREE == 0 {
+        record.freed_at = store.time_of(&state);
+        // The store may be freed as soon as this thread unlocks the shard. No reference into the store
+        // is used after that here, and the lock is not accessed after the write that unlocks it
+        // (sys/lock.rs, `unlock`).
+        match state.put_again(key, record) {
+            Ok(()) => return Ok(()),
+            Err(refused) => record = refused,
         }
-        return kept;
     }
-    record.freed_at = store.time_of(&state);
-    // The store may be freed as soon as this thread unlocks the shard. No reference into the store
-    // is used after that here, and the lock is not accessed after the write that unlocks it
-    // (sys/lock.rs, `unlock`).
-    state.put(key, record)
+    // SAFETY: as the caller promises.
+    unsafe { put_locked(address, state, record, bypass_flags) }
 }
 
-/// The middle of [`put`], where a flag is set that frees ask about. The lock of the shard stays with the
-/// caller: with it goes what keeps the store.
+/// [`put`] where another thread is in the shard, or this one has no home yet.
+///
+/// # Safety
+///
+/// As for [`store_of`], and `address` is that of the store.
 #[cold]
 #[inline(never)]
-fn put_with_flags<A: DeviceAllocator>(
-    store: &Store<A>,
-    (key, state): (Key<A::Kind>, &mut State<A>),
+unsafe fn put_busy<A: DeviceAllocator>(
+    address: NonNull<Store<A>>,
     mut record: RecordOwner<A>,
-    (flags, bypass_flags): (u32, u32),
+    bypass_flags: u32,
 ) -> Result<(), RecordOwner<A>> {
-    let (bytes, keeping) = (record.bytes, &store.bounds.keeping);
+    // SAFETY: as in `put`.
+    let store: &Store<A> = unsafe { address.as_ref() };
+    let key = State::key_of(store.allocator.clock(), &mut record);
+    let state = store.shards.lock_home(&key);
+    // SAFETY: as the caller promises.
+    unsafe { put_locked(address, state, record, bypass_flags) }
+}
+
+/// [`put`] with all that is special, in a locked shard. The store comes by its address, since it may be gone
+/// when the lock is.
+///
+/// # Safety
+///
+/// As for [`put_busy`]; `state` is the home of the block.
+#[cold]
+#[inline(never)]
+unsafe fn put_locked<A: DeviceAllocator>(
+    address: NonNull<Store<A>>,
+    mut state: LockGuard<'_, State<A>>,
+    mut record: RecordOwner<A>,
+    bypass_flags: u32,
+) -> Result<(), RecordOwner<A>> {
+    // SAFETY: as in `put`.
+    let store: &Store<A> = unsafe { address.as_ref() };
+    let key = State::key_of(store.allocator.clock(), &mut record);
+    let (flags, keeping) = (store.flags.get(), &store.bounds.keeping); // under the lock, as in `put`
     if flags & (bypass_flags | CLOSED) != 0
-        || (flags & LIMITED != 0 && state.is_bucket_full(key, bytes, keeping))
+        || (flags & LIMITED != 0 && state.is_bucket_full(key, record.bytes, keeping))
     {
         return Err(record);
     }
-    record.freed_at = store.time_of(state);
-    state.put(key, record)
+    record.freed_at = store.time_of(&state);
+    let kept = state.put(key, record);
+    if flags & AWAITED != 0 && kept.is_ok() {
+        call_waiters(store.awaited(), state);
+    }
+    kept
 }
 
 /// As [`put`], of a part of a segment.

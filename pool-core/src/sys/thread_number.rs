@@ -86,6 +86,12 @@ impl TestThreads {
 #[cfg(any(loom, shuttle))]
 pub(crate) use modelled::{get as home, get as name};
 
+/// A thread of a model has a number from its beginning.
+#[cfg(any(loom, shuttle))]
+pub(crate) fn known_home() -> Option<usize> {
+    Some(home())
+}
+
 /// A thread of a model stays where it is.
 #[cfg(any(loom, shuttle))]
 pub(crate) fn hop_to(_: usize) {}
@@ -103,6 +109,13 @@ pub(crate) fn get() -> usize {
 pub(crate) fn home() -> usize {
     let home = HOME.get();
     if home == UNKNOWN { assign() } else { home }
+}
+
+/// As [`home`], if the thread has asked for it before.
+#[cfg(not(any(loom, shuttle)))]
+#[inline]
+pub(crate) fn known_home() -> Option<usize> {
+    Some(HOME.get()).filter(|home| *home != UNKNOWN)
 }
 
 /// Returns what tells this thread from all others that live, and costs no load.
