@@ -1,9 +1,10 @@
 //! Buffers that a program keeps for longer than a frame, and frames that end otherwise than expected.
 
+use crate::groups::layout_of_storage;
 use crate::present::{devices, uncleared};
 use crate::{encoder, own, shown};
 use pool_core::{BucketPool, KIB, MIB, Why};
-use pool_wgpu::WgpuAllocator;
+use pool_wgpu::{ToRead, WgpuAllocator};
 use std::thread;
 
 /// Finding 6: it worked in the first frame, and failed under load.
@@ -23,6 +24,43 @@ fn a_scope_whose_buffers_are_in_another_encoder_is_not_submitted_without_it() {
             own.clear_buffer(&scope.lend(&buffer).unwrap(), 0, None);
             scope.submit_with(own).unwrap();
             assert_eq!(device.faults(), []);
+        }
+    }
+}
+
+/// Lent, and bound.
+#[test]
+fn a_mesh_that_open_frames_read_serves_no_other_before_they_are_submitted() {
+    for device in devices() {
+        let layout = layout_of_storage(&device);
+        for is_bound in [false, true] {
+            let pool = uncleared(&device);
+            // Scopes that were open before it was made: for later ones a drop waits in any case.
+            let scopes = [(); 3].map(|()| device.scope());
+            let maker = device.scope();
+            let mesh = maker.take(&pool, KIB).unwrap();
+            maker.submit_with(encoder(&device)).unwrap();
+            let [one, other, late] = scopes.map(|scope| {
+                match is_bound {
+                    true => drop(scope.bind_group(&layout, &[(0, &ToRead(&mesh))]).unwrap()),
+                    false => drop(scope.lend_to_read(&mesh).unwrap()),
+                }
+                scope
+            });
+            assert_eq!(late.submit().unwrap_err().why, Why::NotSubmitted, "it has lent it");
+            drop(mesh);
+            let mut kept = Vec::new();
+            let mut take = || {
+                let (scope, misses) = (device.scope(), pool.stats().misses);
+                kept.push(scope.take(&pool, KIB).unwrap());
+                scope.submit_with(encoder(&device)).unwrap();
+                pool.stats().misses == misses
+            };
+            assert!(!take(), "bound: {is_bound}");
+            one.submit_with(encoder(&device)).unwrap();
+            assert!(!take(), "bound: {is_bound}, by the other");
+            other.submit_with(encoder(&device)).unwrap();
+            assert!(take(), "bound: {is_bound}");
         }
     }
 }
