@@ -94,8 +94,8 @@ impl ReadBack {
     /// As for [`ReadBack::wait`] where the outcome is known. Until then it is false, also while the
     /// commands are not submitted and on a lost device.
     pub fn is_here(&self) -> Result<bool, DeviceError> {
-        let refused = |why, call| Err(DeviceError::new(why, call));
         let shared = self.chunk.shared();
+        let refused = |why, call| Err(shared.lost_or(DeviceError::new(why, call)));
         match self.chunk.arrival.outcome() {
             None => Ok(false),
             Some(_) if shared.is_lost() => Err(lost()),
@@ -103,9 +103,7 @@ impl ReadBack {
             Some(Outcome::Mapped | Outcome::NotSubmitted) => {
                 refused(Why::NotSubmitted, "read back by commands that were dropped or refused")
             }
-            Some(Outcome::Refused) => {
-                Err(shared.lost_or(DeviceError::new(Why::Other, "Buffer::map_async")))
-            }
+            Some(Outcome::Refused) => refused(Why::Other, "Buffer::map_async"),
         }
     }
 

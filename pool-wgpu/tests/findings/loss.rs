@@ -169,8 +169,13 @@ fn an_allocator_whose_callback_was_replaced_names_the_loss() {
             Ok(back.wait(|_| ())?)
         };
         frame().unwrap();
+        let (mut scope, mut commands) = (device.scope(), encoder(&device));
+        let kept = scope.take(&pool, KIB).unwrap();
+        let back = scope.read_back_in(&mut commands, &backs, &kept, 0, 64).unwrap();
+        scope.submit_with(commands).unwrap();
         device.device().destroy();
         let _ = device.device().poll(PollType::wait_indefinitely());
+        assert_eq!(back.wait(|_| ()).map_err(|error| error.why), Err(Why::Lost));
         for _ in 0..3 {
             assert_eq!(frame().map_err(|error| error.why()), Err(Why::Lost));
         }
