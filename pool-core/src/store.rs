@@ -58,7 +58,7 @@ use crate::limits::{
     Asker, Budget, CachedLimit, CachedLimitNow, DeviceId, Ledger, Retention, Ticks, Transit,
 };
 use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
-use crate::port::{DeviceAllocator, DeviceError, MarkOf, StreamClock, StreamOf, Why, ZeroPolicy};
+use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy};
 use crate::ranges::plain::Served;
 use crate::shard::{Grant, Keeping, Shards, State};
 use crate::size::SizeClasses;
@@ -227,49 +227,22 @@ impl<A: DeviceAllocator> Store<A> {
         let clock = self.allocator.clock();
         let key = Key { kind, stream_id: clock.stream_id(clock.mark(stream)) };
         let Some(mut state) = self.shards.try_lock_home(&key) else {
-            return self.hit_busy((stream, on), key, (bytes, requested));
+            return self.hit_not_plain(None, (stream, on), key, (bytes, requested));
         };
+        if state.is_round_over() {
+            return self.hit_not_plain(Some(state), (stream, on), key, (bytes, requested));
+        }
         state.note_thread(thread_number::name());
         // Under the lock: behind what another thread on the stream has freed until now.
         let now = clock.mark(stream);
         let Some(mut record) = state.take_plain(key, (bytes, requested), (clock, on)) else {
-            return self.hit_not_plain(state, (key, now), (bytes, requested), on);
+            return self.hit_not_plain(Some(state), (stream, on), key, (bytes, requested));
         };
         record.requested = requested;
         if size_of_val(&now) > 0 {
             record.marks.get_mut().restart_plain(now);
         }
-        if state.is_round_over() {
-            return Some(self.hit_after_round(state, record));
-        }
         Some(record)
-    }
-
-    /// [`Store::hit`] where another thread is in the shard, or this one has no home yet.
-    #[cold]
-    #[inline(never)]
-    fn hit_busy(
-        &self,
-        (stream, on): (&StreamOf<A>, &StreamOf<A>),
-        key: Key<A::Kind>,
-        sizes: (u64, u64),
-    ) -> Option<RecordOwner<A>> {
-        let mut state = self.shards.lock_home(&key);
-        state.note_thread(thread_number::name());
-        let now = self.allocator.clock().mark(stream); // under the lock, as in `hit`
-        self.hit_not_plain(state, (key, now), sizes, on)
-    }
-
-    /// The end of a hit that ends a round.
-    #[cold]
-    #[inline(never)]
-    fn hit_after_round(
-        &self,
-        state: LockGuard<'_, State<A>>,
-        record: RecordOwner<A>,
-    ) -> RecordOwner<A> {
-        self.unlock_after_round(state);
-        record
     }
 
     /// As [`Store::hit`], of a block that is to be zeroed, which may be zeroed already. Returns whether
@@ -312,15 +285,19 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    /// The end of a hit where the block that came last is not plain, or a larger one may serve.
+    /// The end of a hit where the block that came last is not plain, a larger one may serve, a round ends,
+    /// another thread is in the shard, or this one has no home yet.
     #[inline(never)]
     fn hit_not_plain(
         &self,
-        mut state: LockGuard<'_, State<A>>,
-        (key, now): (Key<A::Kind>, MarkOf<A>),
+        locked: Option<LockGuard<'_, State<A>>>,
+        (stream, on): (&StreamOf<A>, &StreamOf<A>),
+        key: Key<A::Kind>,
         (bytes, requested): (u64, u64),
-        on: &StreamOf<A>,
     ) -> Option<RecordOwner<A>> {
+        let mut state = locked.unwrap_or_else(|| self.shards.lock_home(&key));
+        state.note_thread(thread_number::name());
+        let now = self.allocator.clock().mark(stream); // under the lock, as in `hit`
         let requester = self.requester_on(on);
         let statistics = self.bounds.statistics;
         let mut record = state.take_hit(key, (bytes, requested), &requester, statistics);
