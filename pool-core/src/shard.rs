@@ -28,7 +28,9 @@ pub(crate) use published::Round;
 pub(crate) use shards::Shards;
 
 /// What a shard has. One of `blocks` and `ranges` is empty for ever: a pool with an arena splits its
-/// memory, one without lends whole blocks.
+/// memory, one without lends whole blocks. It is aligned as the word of its lock, so that nothing lies between
+/// the two (`sys/lock.rs`).
+#[repr(align(8))]
 pub(crate) struct State<A: DeviceAllocator> {
     /// The number of the shard.
     pub(crate) number: u32,

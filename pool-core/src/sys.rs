@@ -20,3 +20,8 @@ pub(crate) use fork::ForkCheck;
 pub(crate) use lock::{Lock, LockGuard};
 pub(crate) use process::{forks, watch_forks};
 pub(crate) use sync::{Mutex, RwLock, atomic};
+
+/// Whether a lock of this type has no bytes but its word and its value. Locks of a checker are its own.
+pub(crate) const fn has_no_padding<T>() -> bool {
+    cfg!(any(loom, shuttle)) || size_of::<Lock<T>>() == size_of::<u64>() + size_of::<T>()
+}

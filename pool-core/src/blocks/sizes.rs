@@ -18,7 +18,7 @@ const SIZES: usize = 64;
 /// Streams of a size that are looked at, unless all are.
 const STREAMS: usize = 16;
 
-/// The bins of each kind, by size and stream.
+/// The bins of each kind, by size.
 pub(super) struct Sizes<K>(Vec<(K, SizeSteps)>);
 
 impl<K: Copy + Eq> Sizes<K> {
@@ -41,18 +41,17 @@ impl<K: Copy + Eq> Sizes<K> {
 impl<A: DeviceAllocator> Blocks<A> {
     /// Lists a bin by its size.
     pub(super) fn list_by_size(&mut self, at: usize) {
-        let bin = self.table.bin(at);
-        bin.listed |= BY_SIZE;
-        self.sizes.find_or_add(bin.kind).insert(&mut self.table, number(at));
+        let steps = self.sizes.find_or_add(self.table.at(at).kind);
+        steps.insert(&mut self.table, number(at));
+        self.table.bin(at).listed |= BY_SIZE; // last: a kind that is compared may panic
     }
 
     /// Lists each bin that has blocks, and no other: also after their slots have changed.
     pub(super) fn list_all_by_size(&mut self) {
         self.sizes.0.clear();
+        self.table.iter_mut().for_each(|(_, bin)| bin.listed &= !BY_SIZE);
         for at in 0..self.table.len() {
-            let bin = self.table.bin(at);
-            bin.listed &= !BY_SIZE;
-            if bin.count > 0 {
+            if self.table.at(at).count > 0 {
                 self.list_by_size(at);
             }
         }
@@ -218,10 +217,18 @@ impl<A: DeviceAllocator> Blocks<A> {
     }
 
     /// Bytes of the blocks of these sizes and a kind.
-    pub(crate) fn bytes_of(&self, kind: A::Kind, sizes: &RangeInclusive<u64>) -> u64 {
-        let bins = self.bins_from(kind, *sizes.start());
-        let bins = bins.take_while(|bin| bin.bytes <= *sizes.end());
-        bins.map(|bin| bin.bytes * u64::from(bin.count)).sum()
+    pub(crate) fn bytes_of(&mut self, kind: A::Kind, sizes: &RangeInclusive<u64>) -> u64 {
+        let (mut sum, mut from) = (0, SizeKey::least(*sizes.start()));
+        while let Some(of) = self.sizes.find(kind)
+            && let Some(at) = self.first_in(of, from, *sizes.end())
+        {
+            let bin = self.table.at(at);
+            if bin.kind == kind {
+                sum += bin.bytes * u64::from(bin.count);
+            }
+            from = self.table.key(number(at)).above();
+        }
+        sum
     }
 
     fn counts_of(&self, bytes: u64, kind: A::Kind) -> impl Iterator<Item = u32> {

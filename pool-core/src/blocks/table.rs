@@ -49,14 +49,19 @@ impl<A: DeviceAllocator> Bin<A> {
 
     #[inline]
     pub(super) fn is(&self, bytes: u64, key: Key<A::Kind>) -> bool {
-        // Memory without streams has one; tests of bins give it several.
-        let of_stream = !(A::Clock::HAS_STREAMS || cfg!(test)) || self.stream == key.stream_id;
-        self.bytes == bytes && of_stream && self.kind == key.kind
+        self.bytes == bytes && self.stream == stream_of::<A>(key) && self.kind == key.kind
     }
 
     pub(super) fn key(&self) -> Key<A::Kind> {
         Key { kind: self.kind, stream_id: self.stream }
     }
+}
+
+/// The stream of a bin. Where shards are found by threads, clocks have one stream, whatever they say: no number is
+/// looked at there. Tests of bins give such memory several.
+#[inline]
+fn stream_of<A: DeviceAllocator>(key: Key<A::Kind>) -> u64 {
+    if A::Clock::HAS_STREAMS || cfg!(test) { key.stream_id } else { 0 }
 }
 
 /// All bins.
@@ -80,7 +85,7 @@ impl<A: DeviceAllocator> Table<A> {
     /// The slot of a bin, or the vacant one where it would be.
     #[inline]
     pub(super) fn slot(&self, bytes: u64, key: Key<A::Kind>) -> usize {
-        self.first_slot((bytes, key.stream_id), |bin| bin.is(bytes, key))
+        self.first_slot((bytes, stream_of::<A>(key)), |bin| bin.is(bytes, key))
     }
 
     /// The first slot for bins of this size and stream whose bin `is` it, or which is vacant. There is a
@@ -151,9 +156,10 @@ impl<A: DeviceAllocator> Table<A> {
 
     /// Adds a bin that there is room for. Returns its slot.
     pub(super) fn add(&mut self, bytes: u64, key: Key<A::Kind>) -> usize {
-        let at = self.first_slot((bytes, key.stream_id), |_| false);
+        let stream = stream_of::<A>(key);
+        let at = self.first_slot((bytes, stream), |_| false);
         let bin = &mut self.slots[at];
-        (bin.bytes, bin.kind, bin.stream) = (bytes, key.kind, key.stream_id);
+        (bin.bytes, bin.kind, bin.stream) = (bytes, key.kind, stream);
         self.used += 1;
         at
     }

@@ -17,7 +17,7 @@ const STEPS: usize = 1 << STEP_BITS;
 /// Rows of all sizes.
 const ROWS: usize = 65 - STEP_BITS as usize;
 
-/// The free ranges of one list, by size.
+/// Entries by size: the free ranges of one list, or bins of blocks.
 #[derive(Debug)]
 pub(crate) struct SizeSteps {
     rows: u64,

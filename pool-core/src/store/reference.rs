@@ -3,13 +3,14 @@
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
 use crate::block::record::{Record, RecordOwner};
+use crate::block::request::Key;
 use crate::invariant::{self, Scope};
 use crate::limits::{Budget, DeviceId, Member, WakeBudget};
 use crate::port::{DeviceAllocator, Why};
 use crate::shard::State;
 use crate::store::Store;
 use crate::store::flags::{AWAITED, CLOSED, LIMITED, OF_FREE};
-use crate::sys::LockGuard;
+use crate::sys::{LockGuard, has_no_padding};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -144,7 +145,7 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     let key = State::key_of(store.allocator.clock(), &mut record);
     let Some(mut state) = store.shards.try_lock_home(&key) else {
         // SAFETY: as the caller promises.
-        return unsafe { put_busy(address, record, bypass_flags) };
+        return unsafe { put_busy(address, key, record, bypass_flags) };
     };
     // The flags are read under the lock: a request that begins to wait takes each lock once after
     // it sets its flag. Either it finds the block in the shard, or this read sees the flag.
@@ -159,7 +160,7 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
         }
     }
     // SAFETY: as the caller promises.
-    unsafe { put_locked(address, state, record, bypass_flags) }
+    unsafe { put_locked(address, (key, state), record, bypass_flags) }
 }
 
 /// [`put`] where another thread is in the shard, or this one has no home yet.
@@ -171,34 +172,34 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
 #[inline(never)]
 unsafe fn put_busy<A: DeviceAllocator>(
     address: NonNull<Store<A>>,
-    mut record: RecordOwner<A>,
+    key: Key<A::Kind>,
+    record: RecordOwner<A>,
     bypass_flags: u32,
 ) -> Result<(), RecordOwner<A>> {
     // SAFETY: as in `put`.
     let store: &Store<A> = unsafe { address.as_ref() };
-    let key = State::key_of(store.allocator.clock(), &mut record);
     let state = store.shards.lock_home(&key);
     // SAFETY: as the caller promises.
-    unsafe { put_locked(address, state, record, bypass_flags) }
+    unsafe { put_locked(address, (key, state), record, bypass_flags) }
 }
 
-/// [`put`] with all that is special, in a locked shard. The store comes by its address, since it may be gone
-/// when the lock is.
+/// [`put`] with all that is special, in the locked shard that the block goes to. The store comes by its address,
+/// since it may be gone when the lock is, and the guard refers to cells alone ([`has_no_padding`]).
 ///
 /// # Safety
 ///
-/// As for [`put_busy`]; `state` is the home of the block.
+/// As for [`put_busy`]; `state` is a shard of the store.
 #[cold]
 #[inline(never)]
 unsafe fn put_locked<A: DeviceAllocator>(
     address: NonNull<Store<A>>,
-    mut state: LockGuard<'_, State<A>>,
+    (key, mut state): (Key<A::Kind>, LockGuard<'_, State<A>>),
     mut record: RecordOwner<A>,
     bypass_flags: u32,
 ) -> Result<(), RecordOwner<A>> {
+    const { assert!(has_no_padding::<State<A>>(), "a guard refers to nothing outside of cells") };
     // SAFETY: as in `put`.
     let store: &Store<A> = unsafe { address.as_ref() };
-    let key = State::key_of(store.allocator.clock(), &mut record);
     let (flags, keeping) = (store.flags.get(), &store.bounds.keeping); // under the lock, as in `put`
     if flags & (bypass_flags | CLOSED) != 0
         || (flags & LIMITED != 0 && state.is_bucket_full(key, record.bytes, keeping))

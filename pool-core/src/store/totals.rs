@@ -164,7 +164,7 @@ impl<A: DeviceAllocator> Store<A> {
         };
         let mut free = 0;
         for at in 0..self.shards.count() {
-            let Some(state) = self.shards.try_lock(at) else { return false };
+            let Some(mut state) = self.shards.try_lock(at) else { return false };
             free += state.blocks.bytes_of(kind, &sizes);
         }
         // What a thread has on its way to another shard is in none.

@@ -7,7 +7,7 @@
 #![expect(unsafe_code, reason = "`lock_api` asks for a promise")]
 
 use crate::sys::sync::atomic::{
-    AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use parking_lot::lock_api::{self, GuardNoSend, RawMutex};
 use std::hint;
@@ -32,37 +32,39 @@ const SLEEP: Duration = Duration::from_micros(50);
 /// processors wait, those that look every 50 us take the processors from those that have a lock.
 const MAX_DOUBLINGS: u32 = 6;
 
-pub(crate) struct Swap(AtomicBool);
+/// 1 while a thread has the lock, else 0. It is a word, so that nothing of a lock is padding: a function that
+/// unlocks may not yet have returned when another thread frees the lock, and a guard that it was given refers to
+/// all bytes of the lock outside of cells until then. [`has_no_padding`](super::has_no_padding) holds that.
+pub(crate) struct Swap(AtomicU64);
 
-// SAFETY: `lock` returns, and `try_lock` returns true, only after a swap found the flag false and
-// set it to true; only `unlock` sets it to false. Acquire and Release order the accesses in
-// between.
+// SAFETY: `lock` returns, and `try_lock` returns true, only after a swap found 0 and wrote 1; only `unlock`
+// writes 0. Acquire and Release order the accesses in between.
 unsafe impl RawMutex for Swap {
-    const INIT: Self = Self(AtomicBool::new(false));
+    const INIT: Self = Self(AtomicU64::new(0));
     type GuardMarker = GuardNoSend;
 
     #[inline]
     fn lock(&self) {
-        if self.0.swap(true, Acquire) {
+        if self.0.swap(1, Acquire) != 0 {
             self.wait();
         }
     }
 
     #[inline]
     fn try_lock(&self) -> bool {
-        !self.0.swap(true, Acquire)
+        self.0.swap(1, Acquire) == 0
     }
 
     #[inline]
     fn is_locked(&self) -> bool {
-        self.0.load(Relaxed)
+        self.0.load(Relaxed) != 0
     }
 
     /// Releases the lock. This store is the last access to the lock, so the thread that takes it
     /// next may free it (`reference.rs`).
     #[inline]
     unsafe fn unlock(&self) {
-        self.0.store(false, Release);
+        self.0.store(0, Release);
     }
 }
 
@@ -79,7 +81,7 @@ impl Swap {
                 Rest::Yield => thread::yield_now(),
                 Rest::Sleep(doublings) => thread::sleep(SLEEP * (1 << doublings)),
             }
-            if !self.0.swap(true, Acquire) {
+            if self.0.swap(1, Acquire) == 0 {
                 return;
             }
             tries = tries.wrapping_add(1); // after days of waiting it begins anew
