@@ -7,7 +7,7 @@
 use super::deferred::Deferral;
 use super::heap::Heap;
 use super::mapping::Forgotten;
-use super::need::Need;
+use super::need::{MOST, Need};
 use super::page::PageState;
 use super::runs::Run;
 use super::{PAGE, Pages};
@@ -124,6 +124,23 @@ impl Pages {
         let is_wet = inside.need.is_wet(inside.runs.dirty) && !inside.need.is_watched;
         self.is_wet.store(is_wet, Relaxed);
         self.next_look.store(inside.need.next_look(now, inside.runs.dirty), Relaxed);
+    }
+
+    /// Gives back what is more than the limit and was at the last call, however much that is, in steps of 16 MiB
+    /// without the lock: for a thread that no call of the program waits for. What a program takes again between
+    /// two calls stays.
+    pub(crate) fn keep_to_limit(&self) {
+        if !self.is_there() {
+            return;
+        }
+        let beyond = self.enter(|inside| inside.need.stays_beyond(inside.runs.dirty));
+        let mut left = beyond.unwrap_or(0);
+        while left > 0 {
+            let went =
+                self.give_back_some(left.min(MOST), |dirty, need| dirty.saturating_sub(need.limit));
+            let Some(went) = went.filter(|went| *went > 0) else { break };
+            left = left.saturating_sub(went.into());
+        }
     }
 
     /// Frees the runs in slots, so that they count as free, and gives back what is more than the

@@ -19,7 +19,7 @@ const PER_MILLISECOND: u64 = 160 << 10;
 ///
 /// A call that comes 100 ms after another may return that much, where no thread does that. With 10
 /// calls in a second, 1 GiB must be returned within 12 s.
-const MOST: u64 = (16 << 20) / super::PAGE as u64;
+pub(super) const MOST: u64 = (16 << 20) / super::PAGE as u64;
 /// Most pages that one call returns on account of the block that it takes or frees: 1 MiB, which
 /// takes 15 us where one page in 64 was touched, and 130 us where all were.
 ///
@@ -54,6 +54,8 @@ pub(super) struct Need {
     pub(super) haste: u64,
     /// Bound on the number of dirty pages.
     pub(super) limit: u64,
+    /// How many there were beyond it at the last call of [`Need::stays_beyond`].
+    beyond: u64,
     /// Whether a thread looks, so that calls which take or free pages return on account of these only.
     pub(super) is_watched: bool,
 }
@@ -73,6 +75,7 @@ impl Need {
             window: 500,
             haste: 1,
             limit: u64::MAX,
+            beyond: 0,
             is_watched: false,
         }
     }
@@ -104,6 +107,12 @@ impl Need {
         let part = if self.still >= PAUSED_FROM { PAUSED_PART } else { SLACK_PART };
         let unneeded = (self.live + dirty).saturating_sub(peak + peak / part + FLOOR);
         unneeded.min(dirty).max(dirty.saturating_sub(self.limit))
+    }
+
+    /// Returns how many of the dirty pages are beyond the limit, and were at the last call.
+    pub(super) fn stays_beyond(&mut self, dirty: u64) -> u64 {
+        let beyond = dirty.saturating_sub(self.limit);
+        beyond.min(std::mem::replace(&mut self.beyond, beyond))
     }
 
     /// Returns whether pages would return to the system if the peak were the current need.

@@ -252,6 +252,42 @@ fn what_was_not_needed_lately_goes_back_in_bounded_steps() {
     assert!(steps >= 8, "{steps}");
 }
 
+/// A program that frees 256 MiB at once, with a limit of 64 MiB: what stays free between two looks of the thread
+/// goes, and what is used again does not.
+#[test]
+fn what_stays_beyond_the_limit_goes_at_once() {
+    let pages = Pages::new();
+    // Windows of 30 s, so that time alone returns nothing.
+    pages.configure(64 * MIB, 60_000);
+    let take = || pages.take(4 * MIB, 1).expect("memory").block;
+    let give_all = |blocks: Vec<*mut u8>| {
+        for block in blocks {
+            // SAFETY: the test owns the block, and does not use it after `give`.
+            unsafe { pages.give(block) };
+        }
+        pages.enter(|inside| pages.sweep(inside));
+    };
+    let dirty = || usize::try_from(pages.stats().dirty).expect("of this machine");
+    let blocks: Vec<_> = (0..64).map(|_| take()).collect();
+    for block in &blocks {
+        // SAFETY: the test owns the block, which has that many bytes.
+        unsafe { block.write_bytes(1, 4 * MIB) };
+    }
+    give_all(blocks);
+    let freed = dirty();
+    assert!(freed > 192 * MIB, "{freed}: the frees alone gave back at most 1 MiB each");
+    pages.keep_to_limit();
+    assert_eq!(dirty(), freed, "the program may take it again");
+    let again: Vec<_> = (0..32).map(|_| take()).collect();
+    pages.keep_to_limit();
+    let between = dirty();
+    assert!((64 * MIB..freed - 32 * 4 * MIB + MIB).contains(&between), "{between}");
+    give_all(again);
+    pages.keep_to_limit();
+    pages.keep_to_limit();
+    assert!(dirty() <= 64 * MIB, "{}", dirty());
+}
+
 #[test]
 fn a_program_that_pauses_keeps_less() {
     let pages = Pages::new();

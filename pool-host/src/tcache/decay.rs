@@ -125,6 +125,9 @@ impl Cache {
             self.depot.give_back(times * WORK, &self.pages);
             self.pages.look();
         }
+        if own.is_none() {
+            self.pages.keep_to_limit();
+        }
     }
 
     /// Moves half of the blocks that the calling thread did not need since the last call out of its
