@@ -69,7 +69,7 @@ impl<A: DeviceAllocator> Blocks<A> {
         false
     }
 
-    /// The first of the bins of a kind in these places of the order that has blocks.
+    /// The first bin of a kind that has blocks, from a place in the order up to the size `last`.
     fn first_in(&mut self, of: usize, from: SizeKey, last: u64) -> Option<usize> {
         loop {
             let at = self.sizes.0[of].1.first_from(&self.table, from)? as usize;

@@ -57,8 +57,8 @@ impl<A: DeviceAllocator> Bin<A> {
     }
 }
 
-/// The stream of a bin. Where shards are found by threads, clocks have one stream, whatever they say: no number is
-/// looked at there. Tests of bins give such memory several.
+/// The stream of a bin: 0 in memory without streams, whatever number its clock gives. Tests of bins have several
+/// streams in such memory.
 #[inline]
 fn stream_of<A: DeviceAllocator>(key: Key<A::Kind>) -> u64 {
     if A::Clock::HAS_STREAMS || cfg!(test) { key.stream_id } else { 0 }
