@@ -53,8 +53,8 @@ impl Malloc {
     ///
     /// A folder without it.
     pub(crate) fn before(folder: &Path) -> Result<Self, BadInput> {
-        let library = folder.join("libbucketpool.so");
-        if library.is_file() {
+        // Programs run in folders of their own, so the path is from the root.
+        if let Ok(library) = folder.join("libbucketpool.so").canonicalize() {
             return Ok(Self { name: BEFORE, library: Some(library), handler: false });
         }
         let what = format!("`--before {}`", folder.display());
