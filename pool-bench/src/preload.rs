@@ -54,8 +54,9 @@ impl Malloc {
     /// A folder without it.
     pub(crate) fn before(folder: &Path) -> Result<Self, BadInput> {
         // Programs run in folders of their own, so the path is from the root.
-        if let Ok(library) = folder.join("libbucketpool.so").canonicalize() {
-            return Ok(Self { name: BEFORE, library: Some(library), handler: false });
+        let library = folder.join("libbucketpool.so").canonicalize().ok();
+        if library.as_ref().is_some_and(|library| library.is_file()) {
+            return Ok(Self { name: BEFORE, library, handler: false });
         }
         let what = format!("`--before {}`", folder.display());
         Err(BadInput::new(what, "a folder with libbucketpool.so"))
