@@ -56,6 +56,12 @@ impl Drop for Scope {
     }
 }
 
+/// Whether this thread has a note.
+#[inline]
+pub(crate) fn is_noted() -> bool {
+    BROKEN.try_with(|note| note.get().is_some()).unwrap_or(false)
+}
+
 /// Takes the note of this thread, if there is one.
 #[inline]
 pub(crate) fn take() -> Note {

@@ -361,7 +361,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         };
         let reuse = store.allocator.clock().reuse_of(stream);
         let on = reuse.as_ref().unwrap_or(stream);
-        let watch = store.watch();
+        let watch = store.watch_plain(true)?;
         let found = store.hit_range((stream, on), kind, (bytes, requested));
         let buffer = found.map(PooledBuffer::again);
         drop(watch);

@@ -226,13 +226,16 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Option<RecordOwner<A>> {
         let clock = self.allocator.clock();
         let key = Key { kind, stream_id: clock.stream_id(clock.mark(stream)) };
+        let Some(thread) = thread_number::known() else {
+            return self.hit_not_plain(None, (stream, on), key, (bytes, requested));
+        };
         let Some(mut state) = self.shards.try_lock_home(&key) else {
             return self.hit_not_plain(None, (stream, on), key, (bytes, requested));
         };
         if state.is_round_over() {
             return self.hit_not_plain(Some(state), (stream, on), key, (bytes, requested));
         }
-        state.note_thread(thread_number::name());
+        state.note_thread(thread.number);
         // Under the lock: behind what another thread on the stream has freed until now.
         let now = clock.mark(stream);
         let Some(mut record) = state.take_plain(key, (bytes, requested), (clock, on)) else {
@@ -256,7 +259,7 @@ impl<A: DeviceAllocator> Store<A> {
         let clock = self.allocator.clock();
         let key = Key { kind, stream_id: clock.stream_id(clock.mark(on)) };
         let mut state = self.shards.lock_home(&key);
-        state.note_thread(thread_number::name());
+        state.note_thread(thread_number::get());
         let now = clock.mark(stream); // under the lock, as in `hit`
         let found = state.take_to_zero(key, sizes, (clock, on), self.bounds.statistics);
         self.unlock(state);
@@ -296,7 +299,7 @@ impl<A: DeviceAllocator> Store<A> {
         (bytes, requested): (u64, u64),
     ) -> Option<RecordOwner<A>> {
         let mut state = locked.unwrap_or_else(|| self.shards.lock_home(&key));
-        state.note_thread(thread_number::name());
+        state.note_thread(thread_number::get());
         let now = self.allocator.clock().mark(stream); // under the lock, as in `hit`
         let requester = self.requester_on(on);
         let statistics = self.bounds.statistics;
@@ -327,9 +330,9 @@ impl<A: DeviceAllocator> Store<A> {
         let clock = self.allocator.clock();
         let now = clock.mark(stream);
         let key = Key { kind, stream_id: clock.stream_id(now) };
-        let (request, at) = (self.shape.range_of(key, bytes), self.shards.home(&key));
-        let thread = thread_number::name();
-        let mut state = self.shards.lock(at);
+        let (request, home) = (self.shape.range_of(key, bytes), self.shards.home_of(&key));
+        let thread = thread_number::get();
+        let mut state = home.lock();
         state.note_thread(thread);
         let record = match state.ranges.take(&request, &self.requester_on(on)) {
             Some(served) => {
@@ -339,7 +342,7 @@ impl<A: DeviceAllocator> Store<A> {
             }
             None => None,
         };
-        state.publish_used(self.shards.published(at));
+        state.publish_used(&home.published);
         self.unlock(state);
         record
     }
@@ -357,7 +360,7 @@ impl<A: DeviceAllocator> Store<A> {
                 true => self.shards.lock(at),
             };
             let state = &mut *state;
-            state.note_thread(thread_number::name());
+            state.note_thread(thread_number::get());
             let taken = if is_arena {
                 let served = state.ranges.take(&self.shape.range_request(request), &requester);
                 let lend = |it: Served| state.lend_free_range(it.id, request, mark, statistics);
@@ -416,13 +419,14 @@ impl<A: DeviceAllocator> Store<A> {
     /// Poisons the store when it is dropped if the thread has found an invariant broken until then.
     #[inline]
     pub(crate) fn watch(&self) -> Watch<'_, A> {
-        Watch { store: self, wakes: true, _scope: Scope::enter() }
+        Watch { store: self, wakes: true, _scope: Some(Scope::enter()) }
     }
 
-    /// As [`Store::watch`], for a caller that holds a lock of the store: it wakes nobody.
+    /// As [`Store::watch`], unless a call that this one is inside of has found an invariant broken. `wakes`: not
+    /// for a caller that holds a lock of the store.
     #[inline]
-    pub(crate) fn watch_locked(&self) -> Watch<'_, A> {
-        Watch { store: self, wakes: false, _scope: Scope::enter() }
+    pub(crate) fn watch_plain(&self, wakes: bool) -> Option<Watch<'_, A>> {
+        (!invariant::is_noted()).then(|| Watch { store: self, wakes, _scope: None })
     }
 
     /// Serves no more requests and takes no memory back, since an invariant is broken.
@@ -590,19 +594,28 @@ pub(crate) struct Watch<'s, A: DeviceAllocator> {
     store: &'s Store<A>,
     /// Whether it wakes the requests that wait if it ends with a broken invariant.
     wakes: bool,
-    /// Dropped after the store has taken the note of this call.
-    _scope: Scope,
+    /// Dropped after the store has taken the note of this call. `None` where no note is to be put aside.
+    _scope: Option<Scope>,
 }
 
 impl<A: DeviceAllocator> Drop for Watch<'_, A> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(what) = invariant::take() {
-            self.store.poison(what);
-            // A request that waits for memory of this store may never get any.
-            if self.wakes {
-                self.store.ledger.budget.wake();
-            }
+        if invariant::is_noted() {
+            self.take_note();
+        }
+    }
+}
+
+impl<A: DeviceAllocator> Watch<'_, A> {
+    #[cold]
+    #[inline(never)]
+    fn take_note(&self) {
+        let Some(what) = invariant::take() else { return };
+        self.store.poison(what);
+        // A request that waits for memory of this store may never get any.
+        if self.wakes {
+            self.store.ledger.budget.wake();
         }
     }
 }

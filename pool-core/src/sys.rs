@@ -24,5 +24,6 @@ pub(crate) use sync::{Mutex, RwLock, atomic};
 /// Whether a lock of this type has no bytes but its word and its value. Locks of a checker are its own, and
 /// those of a build that counts have more than a word.
 pub(crate) const fn has_no_padding<T>() -> bool {
-    cfg!(any(loom, shuttle, pool_counts)) || size_of::<Lock<T>>() == size_of::<u64>() + size_of::<T>()
+    cfg!(any(loom, shuttle, pool_counts))
+        || size_of::<Lock<T>>() == size_of::<u64>() + size_of::<T>()
 }

@@ -49,7 +49,9 @@ impl<A: DeviceAllocator> Bin<A> {
 
     #[inline]
     pub(super) fn is(&self, bytes: u64, key: Key<A::Kind>) -> bool {
-        self.bytes == bytes && self.stream == stream_of::<A>(key) && self.kind == key.kind
+        self.bytes == bytes
+            && (!has_streams::<A>() || self.stream == key.stream_id)
+            && self.kind == key.kind
     }
 
     pub(super) fn key(&self) -> Key<A::Kind> {
@@ -57,11 +59,16 @@ impl<A: DeviceAllocator> Bin<A> {
     }
 }
 
-/// The stream of a bin: 0 in memory without streams, whatever number its clock gives. Tests of bins have several
-/// streams in such memory.
+/// Whether bins have streams: in memory that has them, and in tests of bins alone.
+#[inline]
+fn has_streams<A: DeviceAllocator>() -> bool {
+    A::Clock::HAS_STREAMS || cfg!(test)
+}
+
+/// The stream of a bin: 0 in memory without streams, whatever number its clock gives.
 #[inline]
 fn stream_of<A: DeviceAllocator>(key: Key<A::Kind>) -> u64 {
-    if A::Clock::HAS_STREAMS || cfg!(test) { key.stream_id } else { 0 }
+    if has_streams::<A>() { key.stream_id } else { 0 }
 }
 
 /// All bins.
@@ -85,24 +92,31 @@ impl<A: DeviceAllocator> Table<A> {
     /// The slot of a bin, or the vacant one where it would be.
     #[inline]
     pub(super) fn slot(&self, bytes: u64, key: Key<A::Kind>) -> usize {
-        self.first_slot((bytes, stream_of::<A>(key)), |bin| bin.is(bytes, key))
+        let first = self.first_slot(bytes, stream_of::<A>(key));
+        if self.at(first).is(bytes, key) { first } else { self.slot_behind(first, bytes, key) }
     }
 
-    /// The first slot for bins of this size and stream whose bin `is` it, or which is vacant. There is a
-    /// vacant one. The hash is multiplicative (Knuth, *TAOCP* 6.4).
+    /// [`Table::slot`] of a bin that is not in the first slot where it may be.
+    #[inline(never)]
+    fn slot_behind(&self, first: usize, bytes: u64, key: Key<A::Kind>) -> usize {
+        self.next_slot(first, |bin| bin.is(bytes, key))
+    }
+
+    /// The first slot where a bin of this size and stream may be. The hash is multiplicative (Knuth,
+    /// *TAOCP* 6.4).
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "below the number of slots")]
-    fn first_slot(&self, (bytes, stream): (u64, u64), is: impl Fn(&Bin<A>) -> bool) -> usize {
-        let mask = self.slots.len() - 1;
+    fn first_slot(&self, bytes: u64, stream: u64) -> usize {
         let both = bytes.wrapping_add(stream.wrapping_mul(0xD6E8_FEB8_6659_FD93));
-        let mut at = (both.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift) as usize & mask;
-        loop {
-            let bin = self.at(at);
-            if is(bin) || bin.bytes == 0 {
-                return at;
-            }
-            at = (at + 1) & mask;
+        (both.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift) as usize & (self.slots.len() - 1)
+    }
+
+    /// The next slot from `at` on whose bin `is` it, or which is vacant. There is a vacant one.
+    fn next_slot(&self, mut at: usize, is: impl Fn(&Bin<A>) -> bool) -> usize {
+        while self.at(at).bytes != 0 && !is(self.at(at)) {
+            at = (at + 1) & (self.slots.len() - 1);
         }
+        at
     }
 
     /// The slot of a bin, if there is one.
@@ -157,7 +171,7 @@ impl<A: DeviceAllocator> Table<A> {
     /// Adds a bin that there is room for. Returns its slot.
     pub(super) fn add(&mut self, bytes: u64, key: Key<A::Kind>) -> usize {
         let stream = stream_of::<A>(key);
-        let at = self.first_slot((bytes, stream), |_| false);
+        let at = self.next_slot(self.first_slot(bytes, stream), |_| false);
         let bin = &mut self.slots[at];
         (bin.bytes, bin.kind, bin.stream) = (bytes, key.kind, stream);
         self.used += 1;
@@ -176,7 +190,7 @@ impl<A: DeviceAllocator> Table<A> {
         self.links = vec![SizeLinks::NONE; self.slots.len()];
         (self.shift, self.used) = (u64::BITS - bits, filled);
         for bin in before.into_iter().filter(stays) {
-            let at = self.first_slot((bin.bytes, bin.stream), |_| false);
+            let at = self.next_slot(self.first_slot(bin.bytes, bin.stream), |_| false);
             self.slots[at] = bin;
         }
     }

@@ -23,23 +23,34 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
 }
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
-    /// Gives the block back to its shard. Returns false if that takes more than one lock, or if any of the flags `bypass_flags` is set. Only `drop` calls it.
+    /// Gives the block back to its shard. Returns false if that takes more than one lock of the pool, or if any of
+    /// the flags `bypass_flags` is set. Only `drop` calls it.
     #[inline]
     fn drop_into_shard(&mut self, bypass_flags: u32) -> bool {
         let flags = self.record.flags.get_mut();
         debug_assert!(flags & CLEAN == 0, "a buffer's bytes may be anything");
-        let is_part = flags == PART;
-        if flags != PLAIN && !is_part || A::Clock::UNTIL_DROP || self.store().is_forked() {
+        if flags & !PART != PLAIN || self.store().is_forked() || !self.close_plain() {
             return false;
         }
         // SAFETY: a buffer is dropped once, and if the shard takes the record, it is not used
         // again.
         let record = unsafe { ManuallyDrop::take(&mut self.record) };
-        let put = if is_part { put_part } else { put };
+        let put = if flags == PLAIN { put } else { put_part };
         // SAFETY: `new` filled the store address.
         let Err(record) = (unsafe { put(record, bypass_flags) }) else { return true };
         self.record = ManuallyDrop::new(record);
         false
+    }
+
+    /// Ends the uses of a plain block that last until the drop. Returns false where there may be more of them than
+    /// those that calls told of.
+    #[inline]
+    fn close_plain(&mut self) -> bool {
+        if !A::Clock::UNTIL_DROP {
+            return true;
+        }
+        let (store, _, mut marks) = self.parts();
+        marks.close_plain(store.allocator.clock())
     }
 
     /// If the pool has guards, checks that the block was not written while it was free. Returns

@@ -158,11 +158,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// false, and does nothing, if that is not so.
     #[inline]
     fn begin_plain(&self, stream: &StreamOf<A>, access: Access) -> bool {
-        let (clock, cpu_touches) = (self.allocator().clock(), A::MEMORY.cpu_touches);
-        !A::Clock::UNTIL_DROP
-            && !self.record.flags.any(PRIVATE | ELSEWHERE)
+        !self.record.flags.any(PRIVATE | ELSEWHERE)
             && self.store().is_plain_on(stream)
-            && self.record.uses().begin_alone(clock, stream, access, cpu_touches)
+            && self.record.begin_alone(self.allocator().clock(), stream, access)
     }
 
     #[inline(never)]
@@ -406,9 +404,13 @@ impl<'b, A: DeviceAllocator> Deref for Use<'b, A> {
 impl<A: DeviceAllocator> Drop for Use<'_, A> {
     #[inline]
     fn drop(&mut self) {
-        let clock = self.buffer.allocator().clock();
-        if !self.buffer.store().is_unusable() {
-            self.buffer.record.uses().end(clock, clock.mark(self.stream), self.access);
+        if self.buffer.store().is_unusable() {
+            return;
+        }
+        let (record, clock) = (&self.buffer.record, self.buffer.allocator().clock());
+        let mark = clock.mark(self.stream);
+        if !record.end_alone(clock, mark, self.access) {
+            record.uses().end(clock, mark, self.access);
         }
     }
 }

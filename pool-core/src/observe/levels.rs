@@ -81,8 +81,9 @@ impl BlockClass {
 /// A figure that goes up and down.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Level {
-    /// Negative for a moment where one thread freed what another took, and was told of first.
-    now: i64,
+    /// The peak less the figure, so that one subtraction tells a new peak. The figure may be negative: in a shard
+    /// into which more was freed than was taken there.
+    below_peak: i64,
     peak: i64,
     total: u64,
     /// The values of `total`, and of what was counted down, at the last reset.
@@ -92,38 +93,41 @@ pub(crate) struct Level {
 impl Level {
     #[inline]
     pub(crate) fn up(&mut self, by: u64) {
-        self.now = self.now.wrapping_add_unsigned(by);
         self.total = self.total.wrapping_add(by);
-        if self.now > self.peak {
-            self.peak = self.now;
+        self.below_peak = self.below_peak.wrapping_sub_unsigned(by);
+        if self.below_peak < 0 {
+            self.reset_peak();
         }
     }
 
     #[inline]
     pub(crate) fn down(&mut self, by: u64) {
-        self.now = self.now.wrapping_sub_unsigned(by);
+        self.below_peak = self.below_peak.wrapping_add_unsigned(by);
     }
 
     /// Adds the figure of another shard, but for the peak.
     fn add(&mut self, other: &Self) {
-        self.now = self.now.wrapping_add(other.now);
+        self.below_peak = self.below_peak.wrapping_sub(other.signed());
         self.total = self.total.wrapping_add(other.total);
         self.before.0 = self.before.0.wrapping_add(other.before.0);
         self.before.1 = self.before.1.wrapping_add(other.before.1);
     }
 
     pub(crate) fn set_peak(&mut self, peak: u64) {
+        let now = self.signed();
         self.peak = peak.cast_signed();
+        self.below_peak = self.peak.wrapping_sub(now);
     }
 
     /// The figure now, of a shard alone.
+    #[inline]
     pub(crate) fn signed(&self) -> i64 {
-        self.now
+        self.peak.wrapping_sub(self.below_peak)
     }
 
     /// The figure now, and at most.
     pub(crate) fn now(&self) -> (u64, u64) {
-        (self.now.max(0).cast_unsigned(), self.peak.max(0).cast_unsigned())
+        (self.signed().max(0).cast_unsigned(), self.peak.max(0).cast_unsigned())
     }
 
     /// The figure as it is read.
@@ -145,11 +149,14 @@ impl Level {
 
     /// All that went. Wraps in a shard alone into which more was freed than was taken there.
     pub(crate) fn freed(&self) -> u64 {
-        self.total.wrapping_sub(self.now.cast_unsigned())
+        self.total.wrapping_sub(self.signed().cast_unsigned())
     }
 
+    /// Makes the figure now the peak.
+    #[inline]
     fn reset_peak(&mut self) {
-        self.peak = self.now;
+        self.peak = self.signed();
+        self.below_peak = 0;
     }
 
     fn reset_counts(&mut self) {
@@ -246,6 +253,64 @@ impl Accounts {
         match &self.classes {
             Some(classes) => [0, 1, 2].map(|at| class_stats(all[at], &classes[at])),
             None => all.map(|all| StatArray { all: all.stat(), ..StatArray::default() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    /// A figure and its peak, kept apart.
+    #[derive(Default)]
+    struct Plain {
+        now: i64,
+        peak: i64,
+    }
+
+    #[test]
+    fn a_figure_and_its_peak_are_what_two_plain_numbers_say() {
+        for seed in 0..if cfg!(miri) { 2 } else { 40 } {
+            println!("seed {seed}");
+            let mut random = StdRng::seed_from_u64(seed);
+            let (mut level, mut plain) = (Level::default(), Plain::default());
+            let (mut was_negative, mut new_peaks) = (false, 0);
+            for _ in 0..500 {
+                let by = random.random_range(0..100_u64);
+                match random.random_range(0..20) {
+                    0 => {
+                        level.reset_peak();
+                        plain.peak = plain.now;
+                    }
+                    1 => {
+                        level.set_peak(by);
+                        plain.peak = by.cast_signed();
+                    }
+                    2 => {
+                        let mut other = Level::default();
+                        other.down(by);
+                        level.add(&other);
+                        plain.now -= by.cast_signed();
+                    }
+                    3..=11 => {
+                        level.up(by);
+                        plain.now += by.cast_signed();
+                        new_peaks += i32::from(plain.now > plain.peak);
+                        plain.peak = plain.peak.max(plain.now);
+                    }
+                    _ => {
+                        level.down(by);
+                        plain.now -= by.cast_signed();
+                    }
+                }
+                was_negative |= plain.now < 0;
+                let now = plain.now.max(0).cast_unsigned();
+                let expected = (plain.now, (now, plain.peak.max(0).cast_unsigned()));
+                assert_eq!((level.signed(), level.now()), expected);
+            }
+            assert!(was_negative && new_peaks > 5, "seed {seed} reaches what it is about");
         }
     }
 }

@@ -87,6 +87,13 @@ pub trait StreamClock: Send + Sync + 'static {
     /// Returns whether both marks lie in one stream.
     fn same_stream(&self, a: Self::Mark, b: Self::Mark) -> bool;
 
+    /// Returns whether a mark lies in `on`, as [`StreamClock::same_stream`] says of it and of the point that `on`
+    /// has reached. Makes no device call, so a pool may ask while it holds a lock.
+    #[inline]
+    fn is_on(&self, on: &Self::Stream, mark: Self::Mark) -> bool {
+        self.same_stream(mark, self.mark(on))
+    }
+
     /// Returns the later of two marks of one stream.
     fn later(&self, a: Self::Mark, b: Self::Mark) -> Self::Mark;
 

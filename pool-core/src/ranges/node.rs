@@ -1,16 +1,12 @@
 //! The ranges of all segments: each knows its size, its neighbours by address and its state.
 //!
-//! Nodes are in chunks that never move, so growth copies nothing. A number names a node; a vacant
-//! number serves again.
+//! A number names a node, by its place in one vector; a vacant number serves again.
 
 use crate::by_size::{Entries, SizeKey, SizeLinks};
 use crate::stream::Pending;
 use std::ops::{Index, IndexMut, Range};
 
 pub(crate) use crate::by_size::NONE;
-/// Nodes of a chunk, as a power of two. The stacks of a checker's threads are small.
-const CHUNK_BITS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 8 };
-const CHUNK: usize = 1 << CHUNK_BITS;
 
 /// What a range is to the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +63,7 @@ impl<M> RangeNode<M> {
 /// All nodes of a shard.
 #[derive(Debug)]
 pub(crate) struct Nodes<M> {
-    chunks: Vec<Box<[RangeNode<M>; CHUNK]>>,
+    all: Vec<RangeNode<M>>,
     /// The first vacant number; the next is its `older`.
     vacant: u32,
     #[cfg(all(feature = "check", debug_assertions))]
@@ -77,7 +73,7 @@ pub(crate) struct Nodes<M> {
 impl<M: Clone> Nodes<M> {
     pub(crate) fn new() -> Self {
         Self {
-            chunks: Vec::new(),
+            all: Vec::new(),
             vacant: NONE,
             #[cfg(all(feature = "check", debug_assertions))]
             visits: super::visits::Visits::default(),
@@ -125,28 +121,24 @@ impl<M: Clone> Nodes<M> {
         self.vacant
     }
 
-    /// Adds a chunk of vacant nodes.
+    /// Adds a vacant node.
     #[cold]
+    #[inline(never)]
     fn grow(&mut self) {
-        let first = u32::try_from(self.chunks.len() * CHUNK).unwrap_or(NONE);
-        let vacant = |at: usize| {
-            let next = if at + 1 < CHUNK { first + number(at) + 1 } else { NONE };
-            RangeNode {
-                bytes: 0,
-                offset: 0,
-                before: NONE,
-                after: NONE,
-                links: SizeLinks { older: next, ..SizeLinks::NONE },
-                segment: NONE,
-                born: 0,
-                state: NodeState::Vacant,
-                unzeroed: false,
-                freed_at: 0,
-                marks: Pending::Nothing,
-            }
-        };
-        self.chunks.push(Box::new(std::array::from_fn(vacant)));
-        self.vacant = first;
+        self.vacant = number(self.all.len());
+        self.all.push(RangeNode {
+            bytes: 0,
+            offset: 0,
+            before: NONE,
+            after: NONE,
+            links: SizeLinks::NONE,
+            segment: NONE,
+            born: 0,
+            state: NodeState::Vacant,
+            unzeroed: false,
+            freed_at: 0,
+            marks: Pending::Nothing,
+        });
     }
 
     /// Makes a number vacant.
@@ -242,7 +234,7 @@ impl<M: Clone> Nodes<M> {
 
     /// Numbers below this were in use at some time.
     pub(crate) fn len(&self) -> u32 {
-        number(self.chunks.len() * CHUNK)
+        number(self.all.len())
     }
 }
 
@@ -267,7 +259,7 @@ impl<M> Index<u32> for Nodes<M> {
     fn index(&self, id: u32) -> &RangeNode<M> {
         #[cfg(all(feature = "check", debug_assertions))]
         self.visits.count();
-        &self.chunks[(id >> CHUNK_BITS) as usize][id as usize % CHUNK]
+        &self.all[id as usize]
     }
 }
 
@@ -276,7 +268,7 @@ impl<M> IndexMut<u32> for Nodes<M> {
     fn index_mut(&mut self, id: u32) -> &mut RangeNode<M> {
         #[cfg(all(feature = "check", debug_assertions))]
         self.visits.count();
-        &mut self.chunks[(id >> CHUNK_BITS) as usize][id as usize % CHUNK]
+        &mut self.all[id as usize]
     }
 }
 

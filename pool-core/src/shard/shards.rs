@@ -21,9 +21,18 @@ const TRIES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 100 };
 /// A shard alone on its cache lines (two of them: processors fetch them in pairs). The word that others
 /// read is on that of the lock, which begins `state`.
 #[repr(C, align(128))]
-struct Shard<A: DeviceAllocator> {
-    published: Published,
+pub(crate) struct Shard<A: DeviceAllocator> {
+    /// What it lets the others know.
+    pub(crate) published: Published,
     state: Lock<State<A>>,
+}
+
+impl<A: DeviceAllocator> Shard<A> {
+    /// Locks it ([`Shards::lock`]).
+    #[inline]
+    pub(crate) fn lock(&self) -> LockGuard<'_, State<A>> {
+        Shards::entered(self.state.lock())
+    }
 }
 
 /// All shards of a pool.
@@ -100,9 +109,15 @@ impl<A: DeviceAllocator> Shards<A> {
         if A::Clock::HAS_STREAMS { key.stream_id as usize } else { thread_number::home() }
     }
 
+    /// The shard where a request begins that waits for its lock.
+    #[inline]
+    pub(crate) fn home_of<K>(&self, key: &Key<K>) -> &Shard<A> {
+        self.get(Self::number(key))
+    }
+
     /// The shard of a number below their count. Any other number finds its home.
     #[inline]
-    fn get(&self, at: usize) -> &Shard<A> {
+    pub(crate) fn get(&self, at: usize) -> &Shard<A> {
         let shard = self.table[at % MAX_SHARDS].load(Acquire);
         // SAFETY: `shard` made it from a box, which goes with `self`.
         unsafe { &*shard }
@@ -117,7 +132,7 @@ impl<A: DeviceAllocator> Shards<A> {
     /// no other lock of a shard is waited for.
     #[inline]
     pub(crate) fn lock(&self, at: usize) -> LockGuard<'_, State<A>> {
-        Self::entered(self.get(at).state.lock())
+        self.get(at).lock()
     }
 
     /// Begins to count looks at ranges, in a build that does.
@@ -133,7 +148,7 @@ impl<A: DeviceAllocator> Shards<A> {
     pub(crate) fn try_lock_home<K>(&self, key: &Key<K>) -> Option<LockGuard<'_, State<A>>> {
         let number = match A::Clock::HAS_STREAMS {
             true => Self::number(key),
-            false => thread_number::known_home()?,
+            false => thread_number::known()?.home,
         };
         self.get(number).state.try_lock().map(Self::entered)
     }

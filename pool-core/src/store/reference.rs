@@ -228,19 +228,18 @@ pub(crate) unsafe fn put_part<A: DeviceAllocator>(
     let store = unsafe { address_of(&record) };
     // SAFETY: as in `put`.
     let store: &Store<A> = unsafe { store.as_ref() };
-    let at = store.shard_of(&mut record);
-    let mut state = store.shards.lock(at);
+    let shard = store.shards.get(store.shard_of(&mut record));
+    let mut state = shard.lock();
     let flags = store.flags.get(); // under the lock, as in `put`
     if flags & (bypass_flags | CLOSED) != 0 {
         return Err(record);
     }
     record.freed_at = store.time_of(&state);
     // The store may be freed as soon as this thread unlocks the shard, as in `put`.
-    let kept = {
-        let _watch = store.watch_locked();
-        state.put_range(store.allocator.clock(), record)
-    };
-    state.publish_used(store.shards.published(at));
+    let Some(watch) = store.watch_plain(false) else { return Err(record) };
+    let kept = state.put_range(store.allocator.clock(), record);
+    drop(watch);
+    state.publish_used(&shard.published);
     if flags & AWAITED != 0 && kept.is_ok() {
         call_waiters(store.awaited(), state);
     }

@@ -41,7 +41,7 @@ pub(crate) struct LastUses<C: StreamClock> {
 #[derive(Clone, Copy, Debug)]
 struct Used<M> {
     last: M,
-    /// The last use that wrote, as `writes` says.
+    /// The last use that wrote and has ended, as `writes` says.
     written: M,
     writes: Writes,
     /// True if any use began. If none did, `last` is the point of the allocation, as `writes` says.
@@ -53,7 +53,7 @@ struct Used<M> {
 /// What the mark `written` of a stream is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writes {
-    /// Nothing: the stream only read, or no stream has the block.
+    /// Nothing: no write on the stream has ended, or no stream has the block.
     None,
     /// The point of the allocation of a fresh block, which no earlier buffer wrote: a read waits for
     /// nothing. What follows all uses is behind it, as behind `Allocated`.
@@ -100,6 +100,13 @@ impl<M: Copy> Used<M> {
         }
     }
 
+    /// A use begins. While one that writes is open, the latest mark of its stream counts as written.
+    #[inline]
+    fn begin(&mut self, access: Access) {
+        self.has_begun = true;
+        self.open(access).begin();
+    }
+
     #[inline]
     fn is_open(&self) -> bool {
         self.open_reads != OpenUses(0) || self.open_writes != OpenUses(0)
@@ -117,11 +124,12 @@ impl<M: Copy> Used<M> {
 
     #[inline]
     fn has_written(&self, cpu_touches: bool) -> bool {
-        match self.writes {
+        let has_ended = match self.writes {
             Writes::None | Writes::Fresh => false,
             Writes::Allocated => !cpu_touches,
             Writes::Written => true,
-        }
+        };
+        has_ended || self.open_writes != OpenUses(0)
     }
 
     /// Returns the mark that a new use on another stream must be ordered after, if any. For an open
@@ -144,12 +152,17 @@ impl<M: Copy> Used<M> {
         counts.then(|| if lasts { clock.latest(mark) } else { mark })
     }
 
-    /// Notes a write that ends at `mark`.
+    /// A use ends at `mark`.
     #[inline]
-    fn write<C: StreamClock<Mark = M>>(&mut self, clock: &C, mark: M) {
-        let is_later = self.writes == Writes::Written;
-        self.written = if is_later { clock.later(self.written, mark) } else { mark };
-        self.writes = Writes::Written;
+    fn end<C: StreamClock<Mark = M>>(&mut self, clock: &C, mark: M, access: Access) {
+        let last = clock.later(self.last, mark);
+        if access == Access::Write {
+            let is_later = self.writes == Writes::Written;
+            self.written = if is_later { clock.later(self.written, mark) } else { mark };
+            self.writes = Writes::Written;
+        }
+        self.last = last;
+        self.open(access).end(); // last: a panic of the clock leaves it open
     }
 }
 
@@ -212,14 +225,14 @@ impl<C: StreamClock> LastUses<C> {
         let last = self.own.last;
         match cpu_touches {
             true => !self.own.counts(true) || clock.is_seen_done(last),
-            false => clock.same_stream(last, clock.mark(on)) || clock.is_ordered(on, last),
+            false => clock.is_on(on, last) || clock.is_ordered(on, last),
         }
     }
 
-    /// Returns whether one stream alone used the block, and each use has ended.
+    /// Returns whether one stream alone used the block, and each use has ended that ends before the drop.
     #[inline]
     fn are_closed(&self) -> bool {
-        self.others.is_none() && !self.own.is_open() && !C::UNTIL_DROP
+        self.others.is_none() && !self.own.is_open()
     }
 
     /// Returns whether any use has begun and not ended.
@@ -343,45 +356,36 @@ impl<C: StreamClock> LastUses<C> {
     /// Begins a use on `on`, if one stream alone used the block, which is `on`, and nothing is to be
     /// waited for. Returns false, and does nothing, if that is not so.
     #[inline]
-    pub(crate) fn begin_alone(
-        &mut self,
-        clock: &C,
-        on: &C::Stream,
-        access: Access,
-        cpu_touches: bool,
-    ) -> bool {
-        let now = clock.mark(on);
-        if !self.are_all_on(clock, now) {
-            return false;
+    pub(crate) fn begin_alone(&mut self, clock: &C, on: &C::Stream, access: Access) -> bool {
+        let last = self.own.last;
+        let is_alone = self.others.is_none() && clock.is_on(on, last) && clock.is_ordered(on, last);
+        if is_alone {
+            self.own.begin(access);
         }
-        let before = self.own.before(clock, access, cpu_touches);
-        let is_ordered = before.is_none_or(|before| clock.is_ordered(on, before));
-        if is_ordered {
-            self.begin(clock, now, access);
-        }
-        is_ordered
+        is_alone
     }
 
     #[inline]
     pub(crate) fn begin(&mut self, clock: &C, mark: C::Mark, access: Access) {
-        let used = self.of_stream(clock, mark);
-        used.has_begun = true;
-        used.open(access).begin();
-        if access == Access::Write {
-            used.write(clock, mark);
+        self.of_stream(clock, mark).begin(access);
+    }
+
+    /// Ends a use that began, if one stream alone used the block, that of `mark`. Returns false, and does
+    /// nothing, if that is not so.
+    #[inline]
+    pub(crate) fn end_alone(&mut self, clock: &C, mark: C::Mark, access: Access) -> bool {
+        let is_alone = self.are_all_on(clock, mark);
+        if is_alone {
+            self.own.end(clock, mark, access);
         }
+        is_alone
     }
 
     #[inline]
     pub(crate) fn end(&mut self, clock: &C, mark: C::Mark, access: Access) {
         let used = self.of_stream(clock, mark);
         used.has_begun = true;
-        let last = clock.later(used.last, mark);
-        if access == Access::Write {
-            used.write(clock, mark);
-        }
-        used.last = last;
-        used.open(access).end(); // last: a panic of the clock leaves it open
+        used.end(clock, mark, access);
     }
 
     #[inline]
@@ -410,11 +414,25 @@ impl<C: StreamClock> LastUses<C> {
         &mut others[newest]
     }
 
+    /// As [`LastUses::close`], of a block that one stream alone used and that no use has open, where uses last
+    /// until the drop. Returns false if the program may have used it on streams that no call told of: these count
+    /// then ([`LastUses::close`]).
+    pub(crate) fn close_plain(&mut self, clock: &C) -> bool {
+        debug_assert!(self.are_closed(), "no use of a plain block is open or elsewhere");
+        let own = self.own.last;
+        let may_be_elsewhere = self.outlived || clock.may_have_ended(own);
+        let is_plain = !may_be_elsewhere || clock.open_marks(own).is_empty();
+        if is_plain {
+            self.own.last = clock.latest(own);
+        }
+        is_plain
+    }
+
     /// Ends the uses that are still open when the block is freed: they last until the latest mark
     /// of their stream.
     #[inline]
     pub(crate) fn close(&mut self, clock: &C) {
-        if self.are_closed() {
+        if !C::UNTIL_DROP && self.are_closed() {
             return;
         }
         if C::UNTIL_DROP {

@@ -84,8 +84,14 @@ impl<C: StreamClock> Requester<'_, C> {
         match after {
             Pending::One(mark) => self.is_ready(*mark),
             Pending::Nothing => true,
-            Pending::Many(marks) => marks.iter().all(|mark| self.is_ready(*mark)),
+            Pending::Many(marks) => self.are_all_ready(marks),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn are_all_ready(&self, after: &[C::Mark]) -> bool {
+        after.iter().all(|mark| self.is_ready(*mark))
     }
 
     /// Returns whether the taker may query or wait for `mark`. Makes no device call.

@@ -437,6 +437,11 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
     }
 
     #[inline]
+    fn is_on(&self, on: &Stream<D>, mark: Mark) -> bool {
+        mark.stream == on.0.id
+    }
+
+    #[inline]
     fn later(&self, a: Mark, b: Mark) -> Mark {
         if a.epoch > b.epoch { a } else { b }
     }

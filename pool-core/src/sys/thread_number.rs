@@ -51,6 +51,14 @@ impl Drop for AtExit {
     }
 }
 
+/// A thread that has asked for its number.
+#[derive(Clone, Copy)]
+pub(crate) struct Thread {
+    /// The number of the shard that it begins with, modulo the shards of the pool.
+    pub(crate) home: usize,
+    pub(crate) number: usize,
+}
+
 /// The number that a model gives to each thread. Threads of a checker are not threads of the
 /// system.
 #[cfg(any(loom, shuttle))]
@@ -84,12 +92,12 @@ impl TestThreads {
 }
 
 #[cfg(any(loom, shuttle))]
-pub(crate) use modelled::{get as home, get as name};
+pub(crate) use modelled::{get, get as home};
 
 /// A thread of a model has a number from its beginning.
 #[cfg(any(loom, shuttle))]
-pub(crate) fn known_home() -> Option<usize> {
-    Some(home())
+pub(crate) fn known() -> Option<Thread> {
+    Some(Thread { home: home(), number: get() })
 }
 
 /// A thread of a model stays where it is.
@@ -97,7 +105,8 @@ pub(crate) fn known_home() -> Option<usize> {
 pub(crate) fn hop_to(_: usize) {}
 
 /// Returns this thread's number, the same for the thread's life, or [`NONE`] if it has none.
-#[cfg(all(any(test, feature = "check"), not(any(loom, shuttle))))]
+#[cfg(not(any(loom, shuttle)))]
+#[inline]
 pub(crate) fn get() -> usize {
     home();
     NUMBER.get()
@@ -111,23 +120,12 @@ pub(crate) fn home() -> usize {
     if home == UNKNOWN { assign() } else { home }
 }
 
-/// As [`home`], if the thread has asked for it before.
+/// As [`home`] and [`get`], if the thread has asked before.
 #[cfg(not(any(loom, shuttle)))]
 #[inline]
-pub(crate) fn known_home() -> Option<usize> {
-    Some(HOME.get()).filter(|home| *home != UNKNOWN)
-}
-
-/// Returns what tells this thread from all others that live, and costs no load.
-#[cfg(not(any(loom, shuttle)))]
-#[inline]
-pub(crate) fn name() -> usize {
-    // Simulated threads are one real one.
-    if cfg!(feature = "check") {
-        home();
-        return NUMBER.get();
-    }
-    HOME.with(|home| std::ptr::from_ref(home).addr())
+pub(crate) fn known() -> Option<Thread> {
+    let home = HOME.get();
+    (home != UNKNOWN).then(|| Thread { home, number: NUMBER.get() })
 }
 
 /// Notes that this thread found its shard locked, and used that of another number. If that repeats, the

@@ -277,3 +277,26 @@ fn a_buffer_keeps_few_uses_of_many_streams() {
     write(&device, &pool.allocate(MIB).unwrap(), &all[0]);
     assert_eq!((pool.stats().misses, device.hazards()), (1, 0), "seed {seed}");
 }
+
+/// The mark of a write is noted when it ends: until then the latest mark of its stream counts.
+#[test]
+fn a_read_waits_for_a_write_that_is_open_or_was_forgotten() {
+    for forgotten in [false, true] {
+        let device = SimDevice::new();
+        let pool = BucketPool::new(device.clone());
+        let [own, other] = streams(&device);
+        let buffer = pool.allocate_on(&own, 4 * KIB).unwrap();
+        let open = buffer.on(&own).unwrap();
+        device.kernel(&own, &open);
+        if forgotten {
+            std::mem::forget(open);
+            read(&device, &buffer, &other);
+        } else {
+            read(&device, &buffer, &other);
+            drop(open);
+        }
+        assert_eq!(order_calls(&device), (1, 1), "forgotten: {forgotten}");
+        device.run();
+        assert_no_hazard(&device);
+    }
+}
