@@ -158,6 +158,10 @@ impl StreamClock for Scopes {
     fn same_stream(&self, a: u64, b: u64) -> bool {
         point_of(a).0 == point_of(b).0
     }
+    fn is_on(&self, on: &WgpuStream, mark: u64) -> bool {
+        let scope = if on.runs == Runs::Commands { on.scope } else { QUEUE };
+        point_of(mark).0 == scope
+    }
     fn later(&self, a: u64, b: u64) -> u64 {
         a.max(b)
     }

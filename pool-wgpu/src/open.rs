@@ -7,7 +7,7 @@ use crate::shared::Shared;
 use crate::written::{Ranges, hash_of, hash_of_texture};
 use crate::zeroing::{Fill, Owed, ToZero, Zeroing};
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Weak;
 use std::sync::atomic::{
@@ -42,9 +42,51 @@ pub(crate) struct OpenScopes {
     /// Number of scopes that keep their blocks. Where it is 0, which is usual, a request takes no lock to
     /// ask.
     keeping: AtomicIsize,
-    scopes: Mutex<BTreeMap<u64, OpenScope>>,
+    scopes: Mutex<Table>,
     /// Told when scopes were submitted, with no lock held.
     told: Mutex<Vec<Told>>,
+}
+
+/// Open scopes in the order of their numbers. There are few, and a table that was emptied keeps its memory.
+#[derive(Default)]
+struct Table(Vec<(u64, OpenScope)>);
+
+impl Table {
+    fn at(&self, scope: u64) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&scope, |(number, _)| *number)
+    }
+
+    fn get(&self, scope: u64) -> Option<&OpenScope> {
+        self.at(scope).ok().map(|at| &self.0[at].1)
+    }
+
+    fn get_mut(&mut self, scope: u64) -> Option<&mut OpenScope> {
+        self.at(scope).ok().map(|at| &mut self.0[at].1)
+    }
+
+    /// Adds a scope, whose number is the largest.
+    fn add(&mut self, scope: u64) {
+        debug_assert!(self.0.last().is_none_or(|(last, _)| *last < scope));
+        self.0.push((scope, OpenScope::default()));
+    }
+
+    fn remove(&mut self, scope: u64) -> Option<OpenScope> {
+        self.at(scope).ok().map(|at| self.0.remove(at).1)
+    }
+
+    fn oldest(&self) -> Option<u64> {
+        self.0.first().map(|(oldest, _)| *oldest)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &(u64, OpenScope)> {
+        self.0.iter()
+    }
+
+    /// The scopes after this one.
+    fn later_mut(&mut self, scope: u64) -> &mut [(u64, OpenScope)] {
+        let at = self.0.partition_point(|(number, _)| *number <= scope);
+        &mut self.0[at..]
+    }
 }
 
 /// The state of a scope until it is submitted.
@@ -123,7 +165,7 @@ impl OpenScopes {
         // Under the lock, so that no scope is counted as closed before it is in the table.
         let mut scopes = self.scopes();
         let scope = self.last.fetch_add(1, Relaxed) + 1;
-        scopes.insert(scope, OpenScope::default());
+        scopes.add(scope);
         scope
     }
 
@@ -144,7 +186,7 @@ impl OpenScopes {
         loop {
             let owed = {
                 let mut scopes = self.scopes();
-                let Some(open) = scopes.get_mut(&scope) else { break };
+                let Some(open) = scopes.get_mut(scope) else { break };
                 open.zeroing.end_step(u64::MAX, false)
             };
             if owed.is_empty() {
@@ -182,16 +224,15 @@ impl OpenScopes {
         }
     }
 
-    fn scopes(&self) -> MutexGuard<'_, BTreeMap<u64, OpenScope>> {
+    fn scopes(&self) -> MutexGuard<'_, Table> {
         look();
         self.scopes.lock()
     }
 
-    fn remove(&self, scopes: &mut BTreeMap<u64, OpenScope>, scope: u64) -> Option<OpenScope> {
-        let closed = scopes.remove(&scope)?;
+    fn remove(&self, scopes: &mut Table, scope: u64) -> Option<OpenScope> {
+        let closed = scopes.remove(scope)?;
         self.keeping.fetch_sub(isize::from(closed.keeps_blocks()), Relaxed);
-        let oldest = scopes.first_key_value().map(|(oldest, _)| *oldest);
-        let oldest = oldest.unwrap_or(self.last.load(Relaxed) + 1);
+        let oldest = scopes.oldest().unwrap_or(self.last.load(Relaxed) + 1);
         // A thread that sees this has seen the submission, too.
         self.closed_below.store(oldest, Release);
         Some(closed)
@@ -200,7 +241,7 @@ impl OpenScopes {
     /// Notes that a range must be zeroed ahead of the scope's present step. Gives it back with why
     /// not.
     pub(crate) fn add_zeroing(&self, scope: u64, to_zero: ToZero) -> Result<(), (ToZero, NotOpen)> {
-        match self.scopes().get_mut(&scope) {
+        match self.scopes().get_mut(scope) {
             Some(open) if open.yielded => Err((to_zero, NotOpen::Yielded)),
             Some(open) => {
                 open.zeroing.add(to_zero);
@@ -214,7 +255,7 @@ impl OpenScopes {
     /// own encoder fill stays.
     pub(crate) fn take_zeroing(&self, scope: u64) -> Owed {
         let mut scopes = self.scopes();
-        let Some(open) = scopes.get_mut(&scope) else { return Owed::default() };
+        let Some(open) = scopes.get_mut(scope) else { return Owed::default() };
         open.zeroing.end_step(open.lent_encoder, open.keeps_blocks())
     }
 
@@ -222,7 +263,7 @@ impl OpenScopes {
     /// stays with it, in case that the prologue is never submitted.
     pub(crate) fn yield_zeroing(&self, scope: u64) -> Vec<ToZero> {
         let mut scopes = self.scopes();
-        let Some(open) = scopes.get_mut(&scope) else { return Vec::new() };
+        let Some(open) = scopes.get_mut(scope) else { return Vec::new() };
         open.yielded = true;
         open.zeroing.ahead()
     }
@@ -232,7 +273,7 @@ impl OpenScopes {
     pub(crate) fn end_step(&self, scope: u64) -> Option<Owed> {
         // Under one lock, so that what another thread drops belongs to one of the steps.
         let mut scopes = self.scopes();
-        let open = scopes.get_mut(&scope).filter(|open| !open.keeps_blocks())?;
+        let open = scopes.get_mut(scope).filter(|open| !open.keeps_blocks())?;
         open.step = open.advance();
         Some(open.zeroing.end_step(open.lent_encoder, false))
     }
@@ -242,7 +283,7 @@ impl OpenScopes {
     pub(crate) fn flushed(&self, scope: u64) {
         {
             let mut scopes = self.scopes();
-            let Some(open) = scopes.get_mut(&scope).filter(|open| !open.keeps_blocks()) else {
+            let Some(open) = scopes.get_mut(scope).filter(|open| !open.keeps_blocks()) else {
                 return;
             };
             open.step = open.advance();
@@ -304,7 +345,7 @@ impl OpenScopes {
     }
 
     fn change(&self, scope: u64, change: impl FnOnce(&mut OpenScope)) {
-        if let Some(open) = self.scopes().get_mut(&scope) {
+        if let Some(open) = self.scopes().get_mut(scope) {
             self.keeping.fetch_add(open.change(change), Relaxed);
         }
     }
@@ -313,11 +354,10 @@ impl OpenScopes {
     /// what it drops.
     pub(crate) fn marks_since(&self, scope: u64) -> Vec<u64> {
         let mut scopes = self.scopes();
-        let later = scopes.range_mut(scope + 1..);
         let (mut marks, mut more) = (Vec::new(), 0);
-        for (scope, open) in later {
+        for (scope, open) in scopes.later_mut(scope) {
             more += open.change(|open| open.has_kept = true);
-            marks.push(scope << POINT_BITS | open.at);
+            marks.push(*scope << POINT_BITS | open.at);
         }
         self.keeping.fetch_add(more, Relaxed);
         marks
@@ -332,10 +372,10 @@ impl OpenScopes {
             let scopes = self.scopes();
             let uses =
                 |scope: u64, open: &OpenScope| scope == own || open.textures.contains(&texture);
-            let used = scopes.iter().filter(|(scope, open)| uses(**scope, open));
+            let used = scopes.iter().filter(|(scope, open)| uses(*scope, open));
             let marks: Vec<u64> =
                 used.map(|(scope, open)| *scope << POINT_BITS | open.at).collect();
-            (marks, scopes.get(&own).is_none_or(|open| open.yielded))
+            (marks, scopes.get(own).is_none_or(|open| open.yielded))
         };
         if may_have_ended {
             marks.extend(self.marks_since(own));
@@ -351,43 +391,43 @@ impl OpenScopes {
 
     fn is_so(&self, scope: u64, is: impl FnOnce(&OpenScope) -> bool) -> bool {
         // A scope is lent by the threads that use it, and they see that.
-        self.keeping.load(Relaxed) > 0 && self.scopes().get(&scope).is_some_and(is)
+        self.keeping.load(Relaxed) > 0 && self.scopes().get(scope).is_some_and(is)
     }
 
     /// How many ranges were added to the scope's zeroing.
     pub(crate) fn count_zeroing(&self, scope: u64) -> u64 {
-        self.scopes().get(&scope).map_or(0, |open| open.zeroing.count())
+        self.scopes().get(scope).map_or(0, |open| open.zeroing.count())
     }
 
     /// The program fills these bytes, which were taken after so many ranges were added ([`Zeroing::promise`]).
     pub(crate) fn promise(&self, scope: u64, count: u64, buffer: &Buffer, bytes: &Range<u64>) {
-        if let Some(open) = self.scopes().get_mut(&scope) {
+        if let Some(open) = self.scopes().get_mut(scope) {
             open.zeroing.promise(count, buffer, bytes, open.lent_encoder);
         }
     }
 
     /// An upload or a copy of the scope fills these bytes ([`Zeroing::fill`]).
     pub(crate) fn fill(&self, scope: u64, buffer: &Buffer, bytes: &Range<u64>, fill: Fill) {
-        if let Some(open) = self.scopes().get_mut(&scope) {
+        if let Some(open) = self.scopes().get_mut(scope) {
             open.zeroing.fill(buffer, bytes, fill);
         }
     }
 
     /// How many bytes from `at` on are zeroed ahead of the scope's present step, with some right before.
     pub(crate) fn zeroed_behind(&self, scope: u64, buffer: &Buffer, at: u64) -> u64 {
-        self.scopes().get(&scope).map_or(0, |open| open.zeroing.behind(buffer, at))
+        self.scopes().get(scope).map_or(0, |open| open.zeroing.behind(buffer, at))
     }
 
     /// A copy of the scope is made in any case.
     pub(crate) fn add_move(&self, scope: u64, moved: Move) {
-        if let Some(open) = self.scopes().get_mut(&scope) {
+        if let Some(open) = self.scopes().get_mut(scope) {
             open.zeroing.add_move(moved);
         }
     }
 
     /// Parts of a scope that was handed over were submitted: its prologue, the program's commands.
     pub(crate) fn parts_ran(&self, scope: u64, (prologue, commands): (bool, bool)) {
-        if let Some(open) = self.scopes().get_mut(&scope) {
+        if let Some(open) = self.scopes().get_mut(scope) {
             if prologue {
                 open.zeroing.ahead_ran();
             }
@@ -400,35 +440,36 @@ impl OpenScopes {
     /// Takes the zeroing of a buffer that leaves its pool, where the scope has no step that did not run.
     pub(crate) fn take_zeroing_of(&self, buffer: &Buffer) -> Vec<ToZero> {
         let mut scopes = self.scopes();
-        let new = scopes.values_mut().filter(|open| open.step == open.flushed && !open.yielded);
+        let all = scopes.later_mut(QUEUE).iter_mut().map(|(_, open)| open);
+        let new = all.filter(|open| open.step == open.flushed && !open.yielded);
         new.flat_map(|open| open.zeroing.take_of(buffer)).collect()
     }
 
     /// Whether the encoder of the scope was lent.
     pub(crate) fn has_recorded(&self, scope: u64) -> bool {
-        self.scopes().get(&scope).is_some_and(|open| open.recorded)
+        self.scopes().get(scope).is_some_and(|open| open.recorded)
     }
 
     pub(crate) fn takes_work(&self, scope: u64) -> bool {
-        self.scopes().get(&scope).is_some_and(|open| !open.yielded)
+        self.scopes().get(scope).is_some_and(|open| !open.yielded)
     }
 
     pub(crate) fn is_yielded(&self, scope: u64) -> bool {
-        self.scopes().get(&scope).is_some_and(|open| open.yielded)
+        self.scopes().get(scope).is_some_and(|open| open.yielded)
     }
 
     pub(crate) fn any_yielded(&self) -> bool {
-        self.scopes().values().any(|open| open.yielded)
+        self.scopes().iter().any(|(_, open)| open.yielded)
     }
 
     /// Whether a scope that was opened was submitted or dropped.
     pub(crate) fn is_closed(&self, scope: u64) -> bool {
-        self.is_old(scope) || !self.scopes().contains_key(&scope)
+        self.is_old(scope) || self.scopes().get(scope).is_none()
     }
 
     /// Whether the program may take a scope for submitted: it is, or was handed over.
     pub(crate) fn may_have_ended(&self, scope: u64) -> bool {
-        self.is_old(scope) || self.scopes().get(&scope).is_none_or(|open| open.yielded)
+        self.is_old(scope) || self.scopes().get(scope).is_none_or(|open| open.yielded)
     }
 
     /// Whether a scope and all scopes before it are closed. Takes no lock.
@@ -452,7 +493,7 @@ impl OpenScopes {
 
     /// Asks a scope, if it is open. Else it is so.
     fn asks(&self, scope: u64, is: impl FnOnce(&OpenScope) -> bool) -> bool {
-        self.is_old(scope) || self.scopes().get(&scope).is_none_or(is)
+        self.is_old(scope) || self.scopes().get(scope).is_none_or(is)
     }
 
     /// The mark of the present point.
@@ -462,12 +503,12 @@ impl OpenScopes {
         }
         let point = match self.is_old(scope) {
             true => LAST_POINT,
-            false => self.scopes().get(&scope).map_or(LAST_POINT, |open| open.at),
+            false => self.scopes().get(scope).map_or(LAST_POINT, |open| open.at),
         };
         scope << POINT_BITS | point
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.scopes().len()
+        self.scopes().iter().count()
     }
 }

@@ -3,7 +3,7 @@
 
 use super::LOOKS;
 use crate::{GrowingBuffer, InFlight, Scope, Textures, WgpuAllocator};
-use pool_core::{BucketPool, KIB, MIB, PooledBuffer};
+use pool_core::{BucketPool, KIB, MIB, PooledBuffer, ZeroPolicy};
 use wgpu::{
     BufferUsages, CommandEncoder, Extent3d, TextureDescriptor, TextureDimension, TextureFormat,
     TextureUsages,
@@ -215,4 +215,22 @@ fn take(scope: &Scope, targets: &Textures, at: u32) {
         view_formats: &[],
     };
     scope.take_texture(targets, &descriptor).unwrap();
+}
+
+/// What one frame alone had is free by a look at whether that was handed over and one at how far it is; and by one
+/// at whether another frame is open, once it was submitted.
+#[test]
+fn a_drop_looks_twice_at_open_frames() {
+    let device = noop();
+    let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build();
+    let scope = device.scope();
+    let (first, second) = (scope.take(&pool, 64).unwrap(), scope.take(&pool, 128).unwrap());
+    let looks_of_drop = |buffer: Pooled| {
+        let before = LOOKS.get();
+        drop(buffer);
+        LOOKS.get() - before
+    };
+    assert_eq!(looks_of_drop(first), 2);
+    scope.submit().unwrap();
+    assert_eq!(looks_of_drop(second), 1);
 }
