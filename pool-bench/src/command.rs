@@ -184,7 +184,9 @@ pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
         Command::Record(record) => record.run(),
         Command::Compare(Compare { a, b }) => compare::records(&a, &b),
         Command::Contest(contest) => contest.run(),
-        Command::Hit { path: None, .. } => Ok(hit::PATHS.map(|(name, _)| name).join("\n")),
+        Command::Hit { path: None, .. } => {
+            Ok(hit::paths().iter().map(|(name, _)| *name).collect::<Vec<_>>().join("\n"))
+        }
         Command::Hit { path: Some(path), pairs } => {
             hit::run(&path, pairs.unwrap_or(1)).map(|()| String::new())
         }

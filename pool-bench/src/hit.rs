@@ -7,6 +7,11 @@ use bucketpool::config::{AnyPool, preset};
 use bucketpool::host::{HostAllocator, Tcache};
 use bucketpool::sim::SimDevice;
 use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder};
+#[cfg(feature = "noop")]
+use bucketpool::{
+    ZeroPolicy,
+    wgpu::{Usage, WgpuAllocator, wgpu},
+};
 use pool_trace::Kind;
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
@@ -20,8 +25,24 @@ const REPLAYED: usize = 1000;
 /// A path: its name, and the function that runs it that many times.
 type Path = (&'static str, fn(u64) -> Option<()>);
 
-/// Every path. The names stand in `instructions.json`.
-pub const PATHS: [Path; 21] = [
+/// Every path of this build. The names stand in `instructions.json`.
+pub fn paths() -> Vec<Path> {
+    let mut paths = PATHS.to_vec();
+    #[cfg(feature = "noop")]
+    paths.extend(WGPU);
+    paths
+}
+
+/// wgpu buffers on the noop device, which a pool does not zero: on the queue, with a usage, and taken and dropped
+/// while a frame is recorded.
+#[cfg(feature = "noop")]
+const WGPU: [Path; 3] = [
+    ("wgpu, pow2, 4 KiB", |pairs| one(noop(), 4 * KIB, pairs)),
+    ("wgpu, pow2, 4 KiB, VERTEX", vertices),
+    ("wgpu, pow2, 4 KiB, in a frame", in_a_frame),
+];
+
+const PATHS: [Path; 21] = [
     ("host, pow2, 4 KiB", |pairs| one(host(BucketPolicy::PowerOfTwo), 4 * KIB, pairs)),
     ("host, exact, 4 KiB", |pairs| one(host(BucketPolicy::Exact), 4 * KIB, pairs)),
     ("host, fit:2, 4 KiB", |pairs| one(host(BucketPolicy::Fit { alpha: 2.0 }), 4 * KIB, pairs)),
@@ -59,8 +80,9 @@ pub const PATHS: [Path; 21] = [
 ///
 /// A name that is none, or a machine without the memory.
 pub fn run(name: &str, pairs: u64) -> Result<(), BadInput> {
-    let known = || PATHS.map(|(name, _)| name).join("; ");
-    let path = PATHS.iter().find(|(known, _)| *known == name);
+    let paths = paths();
+    let known = || paths.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("; ");
+    let path = paths.iter().find(|(known, _)| *known == name);
     let (_, path) = path.ok_or_else(|| BadInput::new(format!("path `{name}`"), known()))?;
     path(pairs).ok_or_else(|| BadInput::new(format!("path `{name}`: no memory"), "a few MiB"))
 }
@@ -73,6 +95,31 @@ fn one<A: DeviceAllocator>(builder: PoolBuilder<A>, bytes: u64, pairs: u64) -> O
     let pool = builder.build();
     for _ in 0..=pairs {
         drop(black_box(pool.allocate(black_box(bytes)).ok()?));
+    }
+    Some(())
+}
+
+#[cfg(feature = "noop")]
+fn noop() -> PoolBuilder<WgpuAllocator> {
+    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
+    BucketPool::builder(WgpuAllocator::new(device, queue)).zero(ZeroPolicy::Never)
+}
+
+#[cfg(feature = "noop")]
+fn vertices(pairs: u64) -> Option<()> {
+    let (pool, kind) = (noop().build(), Usage::new(wgpu::BufferUsages::VERTEX));
+    for _ in 0..=pairs {
+        drop(black_box(pool.allocate_kind(pool.default_stream(), black_box(4 * KIB), kind).ok()?));
+    }
+    Some(())
+}
+
+#[cfg(feature = "noop")]
+fn in_a_frame(pairs: u64) -> Option<()> {
+    let pool = noop().build();
+    let scope = pool.allocator().scope();
+    for _ in 0..=pairs {
+        drop(black_box(scope.take(&pool, black_box(4 * KIB)).ok()?));
     }
     Some(())
 }
@@ -210,7 +257,7 @@ mod tests {
 
     #[test]
     fn every_path_runs_and_another_name_is_refused() {
-        for (name, _) in PATHS {
+        for (name, _) in paths() {
             run(name, 3).unwrap();
         }
         let said = run("host", 1).unwrap_err().to_string();

@@ -97,6 +97,10 @@ fn programs_beside(
 /// Features of `pool-bench` that these arguments want, and a line for each whose driver is not here:
 /// it is left out. Returns the driver that a named one lacks.
 fn features(args: &[String]) -> Result<(Vec<&'static str>, Vec<String>), Driver> {
+    let counts_wgpu = || asked_for(args).is_some_and(|names| names == ["wgpu"]);
+    if args.iter().any(|arg| arg == "--instructions") && counts_wgpu() {
+        return Ok((vec!["noop"], Vec::new()));
+    }
     let quick = ["--instructions", "--help", "-h"]; // builds faster
     if is_preload(args) || args.iter().any(|arg| quick.contains(&arg.as_str())) {
         return Ok((Vec::new(), Vec::new()));

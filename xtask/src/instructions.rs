@@ -16,31 +16,42 @@ const PAGE: &str = "docs/benchmarks.md";
 const HEAD: &str = "| path | instructions |\n|---|---:|\n";
 /// A path may take this many hundredths of its snapshot.
 const MOST: u64 = 105;
+/// How paths begin that only a build with wgpu has: their names.
+const OF_WGPU: &str = "wgpu, ";
 /// Pairs of the two runs whose difference is counted, so that start and end do not count.
 const PAIRS: [u64; 2] = [2000, 4000];
 /// Installs callgrind on Debian.
 pub(crate) const CURE: &str = "apt-get install valgrind";
 
-/// Counts, prints a table, and compares with the snapshot, or writes it with `--update`.
+/// Counts, prints a table, and compares with the snapshot, or writes it with `--update`. wgpu takes minutes to
+/// build, so its paths are counted with `--backend wgpu` alone, and stay as they are without.
 pub(crate) fn run(root: &Path, program: &Path, further: &[String]) -> ExitCode {
+    let (of_wgpu, further) = match further {
+        [flag, name, rest @ ..] if flag == "--backend" && name == "wgpu" => (true, rest),
+        all => (false, all),
+    };
     let update = match further {
         [] => false,
         [flag] if flag == "--update" => true,
         [other, ..] => {
             eprintln!(
-                "error: `{other}` behind `bench --instructions`; expected --update, or nothing"
+                "error: `{other}` behind `bench --instructions`; expected --backend wgpu, --update, or nothing"
             );
             return ExitCode::from(crate::BAD_INPUT);
         }
     };
-    let counts = match count(program) {
+    let file = root.join(SNAPSHOT);
+    let before = read(&file);
+    let mut counts = match count(program) {
         Ok(counts) => counts,
         Err(why) => {
             eprintln!("error: {why}");
             return ExitCode::FAILURE;
         }
     };
-    let file = root.join(SNAPSHOT);
+    if !of_wgpu {
+        counts.extend(before.clone().into_iter().filter(|(name, _)| name.starts_with(OF_WGPU)));
+    }
     if update {
         let text = serde_json::to_string_pretty(&counts).unwrap_or_default();
         if let Err(error) = fs::write(&file, format!("{text}\n")) {
@@ -54,8 +65,7 @@ pub(crate) fn run(root: &Path, program: &Path, further: &[String]) -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    let before = read(&file);
-    let (table, faults) = compared(&counts, &before);
+    let (table, faults) = compared(&counts, if update { &counts } else { &before });
     print!("{table}");
     for fault in &faults {
         eprintln!("error: {fault}");
