@@ -27,9 +27,9 @@ type Path = (&'static str, fn(u64) -> Option<()>);
 
 /// Every path of this build. The names stand in `instructions.json`.
 pub fn paths() -> Vec<Path> {
-    let mut paths = PATHS.to_vec();
+    let paths = PATHS.to_vec();
     #[cfg(feature = "noop")]
-    paths.extend(WGPU);
+    let paths = [paths, WGPU.to_vec()].concat();
     paths
 }
 

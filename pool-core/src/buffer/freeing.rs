@@ -35,9 +35,13 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         // SAFETY: a buffer is dropped once, and if the shard takes the record, it is not used
         // again.
         let record = unsafe { ManuallyDrop::take(&mut self.record) };
-        let put = if flags == PLAIN { put } else { put_part };
-        // SAFETY: `new` filled the store address.
-        let Err(record) = (unsafe { put(record, bypass_flags) }) else { return true };
+        let kept = match flags {
+            // SAFETY: `new` filled the store address.
+            PLAIN => unsafe { put(record, bypass_flags) },
+            // SAFETY: as above.
+            _ => unsafe { put_part(record, bypass_flags) },
+        };
+        let Err(record) = kept else { return true };
         self.record = ManuallyDrop::new(record);
         false
     }

@@ -96,7 +96,7 @@ impl Level {
         self.total = self.total.wrapping_add(by);
         self.below_peak = self.below_peak.wrapping_sub_unsigned(by);
         if self.below_peak < 0 {
-            self.reset_peak();
+            self.raise_peak();
         }
     }
 
@@ -150,6 +150,13 @@ impl Level {
     /// All that went. Wraps in a shard alone into which more was freed than was taken there.
     pub(crate) fn freed(&self) -> u64 {
         self.total.wrapping_sub(self.signed().cast_unsigned())
+    }
+
+    /// [`Level::reset_peak`] in a call, so that the figure is not kept for it.
+    #[cold]
+    #[inline(never)]
+    fn raise_peak(&mut self) {
+        self.reset_peak();
     }
 
     /// Makes the figure now the peak.

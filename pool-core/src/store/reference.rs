@@ -160,7 +160,7 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
         }
     }
     // SAFETY: as the caller promises.
-    unsafe { put_locked(address, (key, state), record, bypass_flags) }
+    unsafe { put_locked(address, key, state, record, bypass_flags) }
 }
 
 /// [`put`] where another thread is in the shard, or this one has no home yet.
@@ -180,7 +180,7 @@ unsafe fn put_busy<A: DeviceAllocator>(
     let store: &Store<A> = unsafe { address.as_ref() };
     let state = store.shards.lock_home(&key);
     // SAFETY: as the caller promises.
-    unsafe { put_locked(address, (key, state), record, bypass_flags) }
+    unsafe { put_locked(address, key, state, record, bypass_flags) }
 }
 
 /// [`put`] with all that is special, in the locked shard that the block goes to. The store comes by its address,
@@ -193,7 +193,8 @@ unsafe fn put_busy<A: DeviceAllocator>(
 #[inline(never)]
 unsafe fn put_locked<A: DeviceAllocator>(
     address: NonNull<Store<A>>,
-    (key, mut state): (Key<A::Kind>, LockGuard<'_, State<A>>),
+    key: Key<A::Kind>,
+    mut state: LockGuard<'_, State<A>>,
     mut record: RecordOwner<A>,
     bypass_flags: u32,
 ) -> Result<(), RecordOwner<A>> {

@@ -155,13 +155,14 @@ impl<M: Copy> Used<M> {
     /// A use ends at `mark`.
     #[inline]
     fn end<C: StreamClock<Mark = M>>(&mut self, clock: &C, mark: M, access: Access) {
-        let last = clock.later(self.last, mark);
-        if access == Access::Write {
-            let is_later = self.writes == Writes::Written;
-            self.written = if is_later { clock.later(self.written, mark) } else { mark };
-            self.writes = Writes::Written;
+        let is_last = clock.is_later(mark, self.last);
+        let writes = access == Access::Write;
+        if writes && (self.writes != Writes::Written || clock.is_later(mark, self.written)) {
+            (self.written, self.writes) = (mark, Writes::Written);
         }
-        self.last = last;
+        if is_last {
+            self.last = mark;
+        }
         self.open(access).end(); // last: a panic of the clock leaves it open
     }
 }

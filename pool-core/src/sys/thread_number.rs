@@ -32,12 +32,18 @@ static IN_USE: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 #[cfg(not(any(loom, shuttle)))]
 thread_local! {
     // No destructors, so they can be read while a thread ends.
-    static NUMBER: Cell<usize> = const { Cell::new(NONE) };
-    /// The number of the shard that the thread begins with: its own, and the steps that it moved on by.
-    static HOME: Cell<usize> = const { Cell::new(UNKNOWN) };
+    static OWN: Own = const { Own { home: Cell::new(UNKNOWN), number: Cell::new(NONE) } };
     /// How many shards it has found locked.
     static HOPS: Cell<u32> = const { Cell::new(0) };
     static AT_EXIT: AtExit = const { AtExit };
+}
+
+/// What a thread knows of itself.
+#[cfg(not(any(loom, shuttle)))]
+struct Own {
+    /// The number of the shard that the thread begins with: its own, and the steps that it moved on by.
+    home: Cell<usize>,
+    number: Cell<usize>,
 }
 
 #[cfg(not(any(loom, shuttle)))]
@@ -46,8 +52,9 @@ struct AtExit;
 #[cfg(not(any(loom, shuttle)))]
 impl Drop for AtExit {
     fn drop(&mut self) {
-        HOME.set(NONE);
-        release(NUMBER.replace(NONE));
+        let number = OWN.with(|own| own.number.get());
+        set(NONE);
+        release(number);
     }
 }
 
@@ -109,14 +116,14 @@ pub(crate) fn hop_to(_: usize) {}
 #[inline]
 pub(crate) fn get() -> usize {
     home();
-    NUMBER.get()
+    OWN.with(|own| own.number.get())
 }
 
 /// Returns the number of the shard that this thread begins with, modulo the shards of the pool.
 #[cfg(not(any(loom, shuttle)))]
 #[inline]
 pub(crate) fn home() -> usize {
-    let home = HOME.get();
+    let home = OWN.with(|own| own.home.get());
     if home == UNKNOWN { assign() } else { home }
 }
 
@@ -124,8 +131,10 @@ pub(crate) fn home() -> usize {
 #[cfg(not(any(loom, shuttle)))]
 #[inline]
 pub(crate) fn known() -> Option<Thread> {
-    let home = HOME.get();
-    (home != UNKNOWN).then(|| Thread { home, number: NUMBER.get() })
+    OWN.with(|own| {
+        let home = own.home.get();
+        (home != UNKNOWN).then(|| Thread { home, number: own.number.get() })
+    })
 }
 
 /// Notes that this thread found its shard locked, and used that of another number. If that repeats, the
@@ -135,7 +144,7 @@ pub(crate) fn hop_to(number: usize) {
     let hops = HOPS.get().wrapping_add(1);
     HOPS.set(hops);
     if hops.is_multiple_of(HOPS_TO_MOVE) {
-        HOME.set(number);
+        OWN.with(|own| own.home.set(number));
     }
 }
 
@@ -155,8 +164,10 @@ fn assign() -> usize {
 /// Gives this thread a number, with whose shard it begins.
 #[cfg(not(any(loom, shuttle)))]
 fn set(number: usize) -> usize {
-    NUMBER.set(number);
-    HOME.set(number);
+    OWN.with(|own| {
+        own.number.set(number);
+        own.home.set(number);
+    });
     number
 }
 
@@ -219,15 +230,15 @@ impl TestThreads {
     /// `&mut self` makes this sound: no two threads have the same number at once.
     pub fn as_thread<R>(&mut self, thread: usize, work: impl FnOnce() -> R) -> R {
         /// Sets the thread's own number and home again, also when `work` panics.
-        struct Own(usize, usize);
-        impl Drop for Own {
+        struct Before(usize, usize);
+        impl Drop for Before {
             fn drop(&mut self) {
                 set(self.0);
-                HOME.set(self.1);
+                OWN.with(|own| own.home.set(self.1));
             }
         }
         let Some(number) = self.0.get(thread % self.0.len().max(1)) else { return work() };
-        let _own = Own(get(), home());
+        let _before = Before(get(), home());
         set(*number);
         work()
     }
