@@ -42,16 +42,16 @@ pub(crate) struct OpenScopes {
     /// Number of scopes that keep their blocks. Where it is 0, which is usual, a request takes no lock to
     /// ask.
     keeping: AtomicIsize,
-    scopes: Mutex<Table>,
+    scopes: Mutex<OpenTable>,
     /// Told when scopes were submitted, with no lock held.
     told: Mutex<Vec<Told>>,
 }
 
 /// Open scopes in the order of their numbers. There are few, and a table that was emptied keeps its memory.
 #[derive(Default)]
-struct Table(Vec<(u64, OpenScope)>);
+struct OpenTable(Vec<(u64, OpenScope)>);
 
-impl Table {
+impl OpenTable {
     fn at(&self, scope: u64) -> Result<usize, usize> {
         self.0.binary_search_by_key(&scope, |(number, _)| *number)
     }
@@ -224,12 +224,12 @@ impl OpenScopes {
         }
     }
 
-    fn scopes(&self) -> MutexGuard<'_, Table> {
+    fn scopes(&self) -> MutexGuard<'_, OpenTable> {
         look();
         self.scopes.lock()
     }
 
-    fn remove(&self, scopes: &mut Table, scope: u64) -> Option<OpenScope> {
+    fn remove(&self, scopes: &mut OpenTable, scope: u64) -> Option<OpenScope> {
         let closed = scopes.remove(scope)?;
         self.keeping.fetch_sub(isize::from(closed.keeps_blocks()), Relaxed);
         let oldest = scopes.oldest().unwrap_or(self.last.load(Relaxed) + 1);
