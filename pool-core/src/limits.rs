@@ -18,4 +18,4 @@ pub(crate) use ledger::{Ledger, Shortfall};
 pub use retention::Retention;
 pub(crate) use retention::{GivenBack, Ticks};
 pub(crate) use transit::{InTransit, Transit};
-pub(crate) use waiters::{Kind, Lacks, NextStep};
+pub(crate) use waiters::{Kind, Lacks, NextStep, Ticket};

@@ -4,26 +4,22 @@ mod ahead;
 pub(crate) mod builder;
 pub(crate) mod pool_ref;
 pub(crate) mod private_pool;
+mod serve;
 mod set_limits;
 mod settings;
 mod upkeep;
 pub(crate) mod waiting;
 
-use crate::block::record::RecordOwner;
-use crate::block::request::{Key, PoolRequest};
 use crate::buffer::PooledBuffer;
 use crate::error::AllocError;
-use crate::observe::{EventKind, Tag};
+use crate::observe::Tag;
 use crate::pool::pool_ref::HandleSettings;
-use crate::pool::waiting::WakeAtEnd;
-use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy, Zeroing};
-use crate::shard::Grant;
+use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy};
 use crate::store::Store;
-use crate::store::flags::{ALWAYS, ARENA, AWAITED, OBSERVED, OF_HIT};
+use crate::store::flags::{ALWAYS, ARENA, AWAITED, OF_HIT};
 use crate::store::reference::{Handle, Owner};
-use crate::store::stages::Short;
+use crate::store::stages::Unserved;
 use std::fmt;
-use std::mem;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
@@ -154,7 +150,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         stream: &StreamOf<A>,
         bytes: u64,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        self.allocate_kind(stream, bytes, A::Kind::default())
+        self.hit_or_slow(stream, bytes, A::Kind::default())
     }
 
     /// Allocates a buffer whose first `bytes` bytes are zero, whatever the pool's own policy.
@@ -178,12 +174,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn allocate_zeroed(&self, bytes: u64) -> Result<PooledBuffer<A>, AllocError> {
-        self.allocate_any(
-            self.allocator().clock().default_stream(),
-            bytes,
-            A::Kind::default(),
-            true,
-        )
+        self.allocate_zeroed_on(self.allocator().clock().default_stream(), bytes)
     }
 
     /// Allocates a buffer for work on `stream` whose first `bytes` bytes are zero.
@@ -198,7 +189,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         stream: &StreamOf<A>,
         bytes: u64,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        self.allocate_any(stream, bytes, A::Kind::default(), true)
+        self.allocate_slow(stream, bytes, A::Kind::default(), true)
     }
 
     /// Allocates a buffer that starts at a multiple of `alignment` bytes.
@@ -260,7 +251,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if alignment > self.allocator().alignment_of(kind) {
             kind = self.kind_aligned(alignment, bytes)?;
         }
-        self.allocate_any(stream, bytes, kind, zeroed)
+        match zeroed {
+            true => self.allocate_slow(stream, bytes, kind, true),
+            false => self.allocate_kind(stream, bytes, kind),
+        }
     }
 
     /// Returns the kind of memory whose blocks start at multiples of `alignment` bytes.
@@ -302,29 +296,31 @@ impl<A: DeviceAllocator> BucketPool<A> {
         bytes: u64,
         kind: A::Kind,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        self.allocate_any(stream, bytes, kind, false)
+        self.hit_or_slow(stream, bytes, kind)
     }
 
-    #[inline]
-    fn allocate_any(
+    /// In each of its callers, so that the default kind is a constant where a program names none.
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
+    fn hit_or_slow(
         &self,
         stream: &StreamOf<A>,
         bytes: u64,
         kind: A::Kind,
-        zeroed: bool,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        if !zeroed && let Some(buffer) = self.hit(stream, bytes, kind) {
+        if let Some(buffer) = self.hit(stream, bytes, kind) {
             if buffer.is_intact() {
                 return Ok(buffer);
             }
             drop(buffer.detach()); // to the device
         }
-        self.allocate_slow(stream, bytes, kind, zeroed)
+        self.allocate_slow(stream, bytes, kind, false)
     }
 
     /// Serves a request by one lock: a block of its stream that is free and ready. Returns `None` for
     /// requests that need more than that.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
     fn hit(&self, stream: &StreamOf<A>, requested: u64, kind: A::Kind) -> Option<PooledBuffer<A>> {
         let store = self.store();
         if store.flags.any(self.no_hit_at) {
@@ -368,176 +364,6 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if store.is_broken() { None } else { buffer }
     }
 
-    /// Serves a request that is no plain hit.
-    #[inline(never)]
-    fn allocate_slow(
-        &self,
-        stream: &StreamOf<A>,
-        bytes: u64,
-        kind: A::Kind,
-        zeroed: bool,
-    ) -> Result<PooledBuffer<A>, AllocError> {
-        let wait_timeout = self.settings.wait_timeout();
-        if let Some(timeout) = wait_timeout
-            && self.budget().has_waiters()
-        {
-            // The request must not overtake the requests that wait already.
-            return self.wait_for(stream, bytes, (kind, zeroed), timeout, None);
-        }
-        let joins_line = wait_timeout.is_some();
-        let lent = self.try_allocate(stream, bytes, (kind, zeroed), joins_line);
-        let short = match lent {
-            Ok(buffer) => {
-                // The request may have given more memory back than it needed.
-                self.budget().wake();
-                return Ok(buffer);
-            }
-            // A thread that does not exist in this process may hold the lock of the requests that
-            // wait.
-            Err(short) if short.cause.why == Why::Forked => short,
-            Err(short) => {
-                self.budget().wake();
-                short
-            }
-        };
-        if let Some(timeout) = wait_timeout
-            && self.may_wait(&short)
-        {
-            return self.wait_for(stream, bytes, (kind, zeroed), timeout, Some(short));
-        }
-        Err(self.store().refuse(short, bytes, self.settings.tag()))
-    }
-
-    /// Serves a request, or returns why it cannot. Does not count a refusal. The caller wakes the
-    /// requests that wait; after a panic this function wakes them. `joins_line`: the caller waits
-    /// in the line if the request is refused.
-    fn try_allocate(
-        &self,
-        stream: &StreamOf<A>,
-        bytes: u64,
-        (kind, zeroed): (A::Kind, bool),
-        joins_line: bool,
-    ) -> Result<PooledBuffer<A>, Short> {
-        let (watch, woken_by_panic) = (self.store().watch(), WakeAtEnd(self));
-        let lent = self.allocate_now(stream, bytes, (kind, zeroed), joins_line);
-        mem::forget(woken_by_panic);
-        drop(watch);
-        if self.store().is_broken()
-            && let Some(fault) = self.store().fault()
-        {
-            return Err(Short::early(fault, bytes)); // the block may be another buffer's too
-        }
-        lent
-    }
-
-    fn allocate_now(
-        &self,
-        stream: &StreamOf<A>,
-        bytes: u64,
-        (kind, zeroed): (A::Kind, bool),
-        joins_line: bool,
-    ) -> Result<PooledBuffer<A>, Short> {
-        let clock = self.allocator().clock();
-        // If zeroing runs ahead of the stream, the block must be ready ahead too.
-        let zero = self.store().bounds.zero;
-        let zeroes = zeroed || zero != ZeroPolicy::Never;
-        let zeroes_ahead = zeroes && matches!(A::MEMORY.zeroing, Zeroing::Ahead);
-        let other = match zeroes_ahead {
-            true => Some(clock.ahead_of(stream)),
-            false => clock.reuse_of(stream),
-        };
-        let on = other.as_ref().unwrap_or(stream);
-        if zeroes && let Some((buffer, is_zeroed)) = self.hit_to_zero((stream, on), bytes, kind) {
-            if buffer.is_intact() {
-                return self.zeroed(buffer, is_zeroed, stream, (bytes, zeroed));
-            }
-            drop(buffer.detach()); // to the device
-        }
-        let Some(request) = self.pool_request((stream, on), bytes, kind) else {
-            return Err(Short::early(self.cause((stream, on), bytes, kind), bytes));
-        };
-        let request = PoolRequest { joins_line, ..request };
-        let (mut buffer, fresh, was_zeroed) = loop {
-            let Grant { mut record, fresh } = self.store().allocate(&request)?;
-            let was_zeroed = record.is_clean();
-            if self.store().flags.any(OBSERVED) || (fresh && self.store().has_observers()) {
-                self.notify_served(&request, &mut record, fresh);
-            }
-            invariant!(record.bytes >= request.class.bytes.min(bytes), "a block holds its request");
-            invariant!(record.requested == bytes, "a block is counted with its request");
-            invariant!(record.kind == kind, "a block is of the kind that was requested");
-            let buffer = PooledBuffer::new(&self.handle, record);
-            if fresh || buffer.is_intact() {
-                break (buffer, fresh, was_zeroed);
-            }
-            drop(buffer.detach()); // to the device
-        };
-        let is_zeroed = buffer.check_freed(fresh, was_zeroed) && was_zeroed;
-        self.zeroed(buffer, is_zeroed, stream, (bytes, zeroed))
-    }
-
-    /// The end of [`BucketPool::allocate_now`]: zeroes what must be.
-    fn zeroed(
-        &self,
-        mut buffer: PooledBuffer<A>,
-        is_zeroed: bool,
-        stream: &StreamOf<A>,
-        (bytes, zeroed): (u64, bool),
-    ) -> Result<PooledBuffer<A>, Short> {
-        let bytes_to_zero = match self.store().bounds.zero {
-            _ if is_zeroed => 0,
-            ZeroPolicy::Never if zeroed => bytes,
-            ZeroPolicy::Never => 0,
-            ZeroPolicy::OnAllocate | ZeroPolicy::OnReturn => buffer.allocated_size(),
-        };
-        if bytes_to_zero > 0
-            && let Err(cause) = buffer.zero(bytes_to_zero, stream)
-        {
-            buffer.guard();
-            // The block may be broken: it goes to the device, unless it is a part of a segment.
-            drop(buffer.detach());
-            return Err(Short::early(cause, bytes));
-        }
-        buffer.guard();
-        Ok(buffer)
-    }
-
-    /// As [`BucketPool::hit`], of a block that is to be zeroed before a program has it. Returns also
-    /// whether its bytes are zero already.
-    fn hit_to_zero(
-        &self,
-        (stream, on): (&StreamOf<A>, &StreamOf<A>),
-        requested: u64,
-        kind: A::Kind,
-    ) -> Option<(PooledBuffer<A>, bool)> {
-        let store = self.store();
-        if store.flags.get() & self.no_hit_at & !ALWAYS != 0 || !store.is_plain_on(stream) {
-            return None;
-        }
-        let fast = store.classes.fast(requested);
-        let bytes = fast.or_else(|| store.classes.slow_cached(requested))?;
-        let (record, clean) = store.hit_to_zero((stream, on), kind, (bytes, requested))?;
-        Some((PooledBuffer::again(record), clean))
-    }
-
-    /// Notifies the observers of a request that was served.
-    #[cold]
-    fn notify_served(
-        &self,
-        request: &PoolRequest<'_, A>,
-        record: &mut RecordOwner<A>,
-        fresh: bool,
-    ) {
-        record.tag = self.settings.tag();
-        let kind = match (fresh, request.class.is_cached()) {
-            (true, true) => EventKind::Miss,
-            (true, false) => EventKind::Bypass,
-            (false, _) => EventKind::Hit,
-        };
-        let own = record.marks.get_mut().own();
-        self.store().notify(kind, record.event_fields(self.allocator().clock().stream_id(own)));
-    }
-
     /// Returns a handle to this pool whose requests carry a tag for observers
     /// ([`PoolEvent::tag`](crate::observe::PoolEvent::tag)). Clones of the handle have the tag too. A
     /// process can have 65 535 tags; requests with further tags carry none.
@@ -561,55 +387,6 @@ impl<A: DeviceAllocator> BucketPool<A> {
         Self { settings: self.settings.with_tag(Tag::new(tag)), ..self.clone() }
     }
 
-    /// Returns a request with all data that a search needs; `None` if the pool refuses it before
-    /// the search.
-    #[inline]
-    fn pool_request<'r>(
-        &self,
-        (stream, on): (&'r StreamOf<A>, &'r StreamOf<A>),
-        requested: u64,
-        kind: A::Kind,
-    ) -> Option<PoolRequest<'r, A>> {
-        let (store, clock) = (self.store(), self.allocator().clock());
-        if store.fault().is_some() || !clock.owns(stream) || !store.offers(kind) {
-            return None;
-        }
-        let class = store.classes.of(requested.checked_add(store.guard_bytes())?)?;
-        let stream_id = clock.stream_id(clock.mark(on));
-        let private = store.privates.of(stream_id);
-        if private.is_none() && !clock.takes_work(on) {
-            return None;
-        }
-        let (key, joins_line) = (Key { kind, stream_id }, false);
-        Some(PoolRequest { on, stream, key, class, requested, private, joins_line })
-    }
-
-    /// Returns the reason why [`BucketPool::pool_request`] returned `None`.
-    #[cold]
-    fn cause(
-        &self,
-        (stream, on): (&StreamOf<A>, &StreamOf<A>),
-        requested: u64,
-        kind: A::Kind,
-    ) -> DeviceError {
-        let (store, clock) = (self.store(), self.allocator().clock());
-        let because = |why, call| DeviceError::new(why, call);
-        if let Some(fault) = store.fault() {
-            fault
-        } else if !clock.owns(stream) {
-            because(Why::Foreign, "allocate on a stream that this device does not have")
-        } else if store.classes.of(requested.saturating_add(store.guard_bytes())).is_none() {
-            because(Why::TooLarge, "round up to a size class")
-        } else if !store.offers(kind) {
-            because(Why::Unsupported, "alignment above the granule")
-        } else if !clock.takes_work(on) {
-            // A graph's memory must not return to the pool before the graph is dropped.
-            because(Why::NotSubmitted, "allocate on a stream that another pool's capture has")
-        } else {
-            because(Why::Other, "allocate while the stream changes")
-        }
-    }
-
     /// Returns an error of this pool for a request of `bytes` bytes that other code refuses, such
     /// as an array whose memory is not aligned. Counts as a refused request.
     ///
@@ -624,7 +401,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     #[must_use]
     pub fn refusal(&self, cause: DeviceError, bytes: u64) -> AllocError {
-        self.store().refuse(Short::early(cause, bytes), bytes, self.settings.tag())
+        self.store().refuse(Unserved::early(cause, bytes), bytes, self.settings.tag())
     }
 
     /// Gives a buffer back to the pool that it came from. Dropping the buffer does the same.

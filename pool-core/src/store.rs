@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   BucketPool::allocate     pool.rs
-//!     Store::take_own        here                one lock: a free block or range (shard/lend.rs)
+//!     Store::hit             hit.rs              one lock: a free block or range
 //!     Store::allocate        stages.rs           the stages of a miss, in order
 //!       Store::search        search.rs           other streams, other shards, behind an event
 //!       Store::grow          grow.rs, pages.rs   reserve the bytes, then the device
 //!   PooledBuffer::drop       buffer/freeing.rs
-//!     put                    reference.rs        one lock: the block is free
+//!     put                    hit.rs              one lock: the block is free
 //!     Store::free            free.rs             what passes a limit goes back
 //! ```
 //!
@@ -16,6 +16,7 @@
 //! a closed pool (reference.rs), the last search before a refusal (refusal.rs), sums, and counts.
 
 mod ask;
+mod attempt;
 #[cfg(all(test, not(any(loom, miri, shuttle))))] // broken pools are never freed
 mod broken;
 #[cfg(feature = "check")]
@@ -25,6 +26,7 @@ mod free;
 mod give_back;
 mod give_blocks;
 mod grow;
+pub(crate) mod hit;
 mod leases;
 mod limits;
 #[cfg(all(test, loom))]
@@ -48,10 +50,8 @@ mod totals;
 mod trim;
 mod warm;
 
-use crate::block::flags::CLEAN;
 use crate::block::guards::{GUARD_BYTES, Guards};
-use crate::block::record::RecordOwner;
-use crate::block::request::{Key, PoolRequest};
+use crate::block::request::PoolRequest;
 use crate::error::Figures;
 use crate::invariant::{self, Scope};
 use crate::limits::{
@@ -59,8 +59,7 @@ use crate::limits::{
 };
 use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy};
-use crate::ranges::plain::Served;
-use crate::shard::{Grant, Keeping, Shards, State};
+use crate::shard::{Keeping, Shards, State};
 use crate::size::SizeClasses;
 use crate::store::flags::{ARENA, BROKEN, CLOSED, Flags, LIMITED, OBSERVED, ZEROES};
 use crate::store::owned::Owned;
@@ -71,7 +70,7 @@ use crate::store::spread::Peaks;
 use crate::store::totals::Totals;
 use crate::stream::{Requester, StealPolicy};
 use crate::sys::atomic::{AtomicU32, AtomicU64};
-use crate::sys::{ForkCheck, LockGuard, Mutex, thread_number};
+use crate::sys::{ForkCheck, Mutex};
 use std::any::TypeId;
 use std::sync::atomic::AtomicPtr;
 use std::sync::{Arc, OnceLock, Weak};
@@ -214,170 +213,6 @@ impl<A: DeviceAllocator> Store<A> {
         store
     }
 
-    /// Serves a plain request from free memory of its own shard and stream, or of no stream, that
-    /// needs no call to the device. The memory is ready for `on`. **The hot path**: one lock, a look into a
-    /// table, a few additions.
-    #[inline]
-    pub(crate) fn hit(
-        &self,
-        (stream, on): (&StreamOf<A>, &StreamOf<A>),
-        kind: A::Kind,
-        (bytes, requested): (u64, u64),
-    ) -> Option<RecordOwner<A>> {
-        let clock = self.allocator.clock();
-        let key = Key { kind, stream_id: clock.stream_id(clock.mark(stream)) };
-        let Some(thread) = thread_number::known() else {
-            return self.hit_not_plain(None, (stream, on), key, (bytes, requested));
-        };
-        let Some(mut state) = self.shards.try_lock_home(&key) else {
-            return self.hit_not_plain(None, (stream, on), key, (bytes, requested));
-        };
-        if state.is_round_over() {
-            return self.hit_not_plain(Some(state), (stream, on), key, (bytes, requested));
-        }
-        state.note_thread(thread.number);
-        // Under the lock: behind what another thread on the stream has freed until now.
-        let now = clock.mark(stream);
-        let Some(mut record) = state.take_plain(key, (bytes, requested), (clock, on)) else {
-            return self.hit_not_plain(Some(state), (stream, on), key, (bytes, requested));
-        };
-        record.requested = requested;
-        if size_of_val(&now) > 0 {
-            record.marks.get_mut().restart_plain(now);
-        }
-        Some(record)
-    }
-
-    /// As [`Store::hit`], of a block that is to be zeroed, which may be zeroed already. Returns whether
-    /// it is.
-    pub(crate) fn hit_to_zero(
-        &self,
-        (stream, on): (&StreamOf<A>, &StreamOf<A>),
-        kind: A::Kind,
-        sizes: (u64, u64),
-    ) -> Option<(RecordOwner<A>, bool)> {
-        let clock = self.allocator.clock();
-        let key = Key { kind, stream_id: clock.stream_id(clock.mark(on)) };
-        let mut state = self.shards.lock_home(&key);
-        state.note_thread(thread_number::get());
-        let now = clock.mark(stream); // under the lock, as in `hit`
-        let found = state.take_to_zero(key, sizes, (clock, on), self.bounds.statistics);
-        self.unlock(state);
-        let (mut record, clean) = found?;
-        record.requested = sizes.1;
-        record.uses_mut().restart(now);
-        Some((record, clean))
-    }
-
-    /// Unlocks a shard after a hit, and ends its round if that is over.
-    #[inline]
-    fn unlock(&self, state: LockGuard<'_, State<A>>) {
-        if state.is_round_over() {
-            self.unlock_after_round(state);
-        }
-    }
-
-    /// Ends the round of a shard, unlocks it, and takes more shards if it is crowded.
-    #[cold]
-    #[inline(never)]
-    fn unlock_after_round(&self, mut state: LockGuard<'_, State<A>>) {
-        let crowded = self.ended_round(&mut state);
-        drop(state);
-        if let Some(count) = crowded {
-            self.spread(count);
-        }
-    }
-
-    /// The end of a hit where the block that came last is not plain, a larger one may serve, a round ends,
-    /// another thread is in the shard, or this one has no home yet.
-    #[inline(never)]
-    fn hit_not_plain(
-        &self,
-        locked: Option<LockGuard<'_, State<A>>>,
-        (stream, on): (&StreamOf<A>, &StreamOf<A>),
-        key: Key<A::Kind>,
-        (bytes, requested): (u64, u64),
-    ) -> Option<RecordOwner<A>> {
-        let mut state = locked.unwrap_or_else(|| self.shards.lock_home(&key));
-        state.note_thread(thread_number::get());
-        let now = self.allocator.clock().mark(stream); // under the lock, as in `hit`
-        let requester = self.requester_on(on);
-        let statistics = self.bounds.statistics;
-        let mut record = state.take_hit(key, (bytes, requested), &requester, statistics);
-        if record.is_none() && self.larger_blocks_serve {
-            let sizes = bytes..=self.classes.largest_for(bytes);
-            record = state.take_in_range(key, &sizes, requested, &requester, statistics);
-        }
-        self.unlock(state);
-        let mut record = record?;
-        record.requested = requested;
-        record.uses_mut().restart(now);
-        record.flags.set(CLEAN, false); // the program may write it
-        Some(record)
-    }
-
-    /// As [`Store::hit`], where memory is split.
-    #[inline]
-    pub(crate) fn hit_range(
-        &self,
-        (stream, on): (&StreamOf<A>, &StreamOf<A>),
-        kind: A::Kind,
-        (bytes, requested): (u64, u64),
-    ) -> Option<RecordOwner<A>> {
-        if self.shape.uncached {
-            return None;
-        }
-        let clock = self.allocator.clock();
-        let now = clock.mark(stream);
-        let key = Key { kind, stream_id: clock.stream_id(now) };
-        let (request, home) = (self.shape.range_of(key, bytes), self.shards.home_of(&key));
-        let thread = thread_number::get();
-        let mut state = home.lock();
-        state.note_thread(thread);
-        let record = match state.ranges.take(&request, &self.requester_on(on)) {
-            Some(served) => {
-                let store = (self.own_address(), self.bounds.statistics);
-                // Under the lock: behind what another thread on the stream has freed since `now`.
-                state.lend_served(&served, (kind, requested), clock.mark(stream), store)
-            }
-            None => None,
-        };
-        state.publish_used(&home.published);
-        self.unlock(state);
-        record
-    }
-
-    /// As [`Store::hit`], for any request.
-    pub(crate) fn take_own(&self, request: &PoolRequest<'_, A>) -> Option<Grant<A>> {
-        let at = self.shards.home(&request.key);
-        let requester = self.requester(request);
-        let statistics = self.bounds.statistics;
-        let mark = requester.clock.mark(request.stream);
-        let (taken, crowded) = {
-            let is_arena = self.shape.is_arena();
-            let mut state = match is_arena {
-                false => self.shards.lock_home(&request.key),
-                true => self.shards.lock(at),
-            };
-            let state = &mut *state;
-            state.note_thread(thread_number::get());
-            let taken = if is_arena {
-                let served = state.ranges.take(&self.shape.range_request(request), &requester);
-                let lend = |it: Served| state.lend_free_range(it.id, request, mark, statistics);
-                let lent = served.and_then(lend);
-                state.publish_used(self.shards.published(at));
-                lent
-            } else {
-                state.take_block(request, &requester, statistics)
-            };
-            (taken, self.ended_round(state))
-        };
-        if let Some(count) = crowded {
-            self.spread(count);
-        }
-        Some(Grant::new(taken?, request, requester.clock, false))
-    }
-
     /// Returns the reason why no call can succeed: the device is lost, this process is a fork, or an
     /// invariant is broken.
     #[inline]
@@ -407,7 +242,14 @@ impl<A: DeviceAllocator> Store<A> {
     #[inline]
     pub(crate) fn is_plain_on(&self, stream: &StreamOf<A>) -> bool {
         let clock = self.allocator.clock();
-        clock.owns(stream) && self.fault_of_device_or_fork().is_none() && clock.takes_work(stream)
+        clock.owns(stream) && self.is_plain_here() && clock.takes_work(stream)
+    }
+
+    /// Whether nothing is wrong with the device, and the locks were looked at in this process: in a forked
+    /// child the first call goes the slow way, which looks at them.
+    #[inline]
+    pub(crate) fn is_plain_here(&self) -> bool {
+        self.forks.is_known_usable() && self.allocator.clock().fault().is_none()
     }
 
     /// Returns whether an invariant was found broken.

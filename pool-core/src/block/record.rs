@@ -190,10 +190,10 @@ impl<A: DeviceAllocator> Record<A> {
         self.private
     }
 
-    /// Begins a use ([`LastUses::begin_alone`]).
+    /// Begins a use ([`LastUses::begin_alone`]), if no other thread is there.
     #[inline]
     pub(crate) fn begin_alone(&self, clock: &A::Clock, on: &StreamOf<A>, access: Access) -> bool {
-        let mut uses = self.marks.lock();
+        let Some(mut uses) = self.marks.try_lock() else { return false };
         let is_alone = uses.begin_alone(clock, on, access);
         if is_alone {
             self.flags.note_open(true);
@@ -201,10 +201,10 @@ impl<A: DeviceAllocator> Record<A> {
         is_alone
     }
 
-    /// Ends a use ([`LastUses::end_alone`]).
+    /// Ends a use ([`LastUses::end_alone`]), if no other thread is there.
     #[inline]
     pub(crate) fn end_alone(&self, clock: &A::Clock, mark: MarkOf<A>, access: Access) -> bool {
-        let mut uses = self.marks.lock();
+        let Some(mut uses) = self.marks.try_lock() else { return false };
         let is_alone = uses.end_alone(clock, mark, access);
         if is_alone && !uses.is_open_on_own() {
             self.flags.note_open(false);

@@ -15,6 +15,23 @@ pub(crate) struct Key<K> {
     pub(crate) stream_id: u64,
 }
 
+/// What a program asks for.
+pub(crate) struct Wanted<'r, A: DeviceAllocator> {
+    pub(crate) stream: &'r StreamOf<A>,
+    pub(crate) bytes: u64,
+    pub(crate) kind: A::Kind,
+    /// Whether the first `bytes` bytes are to be zero, whatever the pool's policy.
+    pub(crate) zeroed: bool,
+}
+
+impl<A: DeviceAllocator> Clone for Wanted<'_, A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A: DeviceAllocator> Copy for Wanted<'_, A> {}
+
 /// A request, with all that a search needs.
 pub(crate) struct PoolRequest<'r, A: DeviceAllocator> {
     /// The stream that the memory must be ready for.

@@ -8,7 +8,8 @@ use crate::invariant::Scope;
 use crate::observe::EventKind;
 use crate::port::{DeviceAllocator, StreamClock, ZeroPolicy, Zeroing};
 use crate::store::flags::{BROKEN, OBSERVED, ZEROES};
-use crate::store::reference::{StoreReference, put, put_part};
+use crate::store::hit::{put, put_part};
+use crate::store::reference::StoreReference;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
@@ -29,7 +30,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     fn drop_into_shard(&mut self, bypass_flags: u32) -> bool {
         let flags = self.record.flags.get_mut();
         debug_assert!(flags & CLEAN == 0, "a buffer's bytes may be anything");
-        if flags & !PART != PLAIN || self.store().is_forked() || !self.close_plain() {
+        if flags & !PART != PLAIN || !self.store().is_plain_here() || !self.close_plain() {
             return false;
         }
         // SAFETY: a buffer is dropped once, and if the shard takes the record, it is not used

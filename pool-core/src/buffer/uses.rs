@@ -39,7 +39,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// assert_eq!(pool.allocator().hazards(), 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a plain use is one function: no calls and no spills")]
+    #[inline(always)]
     pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
         self.begin(stream, Access::Write)?; // the drop of the `Use` ends it
         Ok(Use { view: self.view(stream), stream, buffer: self, access: Access::Write })
@@ -146,7 +147,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     }
 
     /// Orders `stream` for a new use, and begins it.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a plain use is one function: no calls and no spills")]
+    #[inline(always)]
     fn begin(&self, stream: &StreamOf<A>, access: Access) -> Result<(), DeviceError> {
         if self.begin_plain(stream, access) {
             return Ok(());
@@ -156,7 +158,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     /// Begins a use on the stream that alone used the buffer, if nothing is to be waited for. Returns
     /// false, and does nothing, if that is not so.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a plain use is one function: no calls and no spills")]
+    #[inline(always)]
     fn begin_plain(&self, stream: &StreamOf<A>, access: Access) -> bool {
         !self.record.flags.any(PRIVATE | ELSEWHERE)
             && self.store().is_plain_on(stream)
@@ -182,6 +185,14 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             }
         }
         self.begin_in_order(stream, access)
+    }
+
+    #[inline(never)]
+    fn end_not_plain(&self, stream: &StreamOf<A>, access: Access) {
+        if !self.store().is_unusable() {
+            let clock = self.allocator().clock();
+            self.record.uses().end(clock, clock.mark(stream), access);
+        }
     }
 
     #[cold]
@@ -402,15 +413,13 @@ impl<'b, A: DeviceAllocator> Deref for Use<'b, A> {
 }
 
 impl<A: DeviceAllocator> Drop for Use<'_, A> {
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a plain use is one function: no calls and no spills")]
+    #[inline(always)]
     fn drop(&mut self) {
-        if self.buffer.store().is_unusable() {
-            return;
-        }
         let (record, clock) = (&self.buffer.record, self.buffer.allocator().clock());
-        let mark = clock.mark(self.stream);
-        if !record.end_alone(clock, mark, self.access) {
-            record.uses().end(clock, mark, self.access);
+        let is_plain = self.buffer.store().is_plain_here();
+        if !is_plain || !record.end_alone(clock, clock.mark(self.stream), self.access) {
+            self.buffer.end_not_plain(self.stream, self.access);
         }
     }
 }

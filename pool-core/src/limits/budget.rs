@@ -2,7 +2,7 @@
 
 use super::asker::{Asker, DeviceId};
 use super::transit::Transit;
-use super::waiters::{Joined, Kind, Waiters};
+use super::waiters::{Joined, Kind, Ticket, Waiters};
 use crate::port::{DeviceError, Limit};
 use crate::size::{Bytes, LARGEST};
 use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
@@ -347,21 +347,21 @@ impl Budget {
         drop(pools);
     }
 
-    /// Adds a request to the end of the queue of waiting requests, and returns its id. After this
+    /// Adds a request to the end of the queue of waiting requests, and returns its ticket. After this
     /// call returns, every free calls those that it may serve.
     ///
     /// `from`: the request's pool.
-    pub(crate) fn begin_waiting(&self, kind: Kind, from: Asker) -> u64 {
-        let Joined { id, is_only } = self.0.waiters.join(kind, from);
+    pub(crate) fn begin_waiting(&self, kind: Kind, from: Asker) -> Ticket {
+        let Joined { ticket, is_only } = self.0.waiters.join(kind, from);
         if is_only {
             self.set_awaited_of_pools();
         }
-        id
+        ticket
     }
 
-    /// Removes a request from those that wait: it was served, refused or given up.
-    pub(crate) fn end_waiting(&self, id: u64) {
-        let left = self.0.waiters.leave(id);
+    /// Removes a request from those that wait: it was `served`, or else refused or given up.
+    pub(crate) fn end_waiting(&self, ticket: Ticket, served: bool) {
+        let left = self.0.waiters.leave(ticket, served);
         if left.was_last {
             self.set_awaited_of_pools();
         }

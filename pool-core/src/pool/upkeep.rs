@@ -1,7 +1,7 @@
 //! Operations of a pool other than requests: allocate ahead of time, give memory back, and read its
 //! figures.
 
-use crate::block::request::PoolRequest;
+use crate::block::request::{PoolRequest, Wanted};
 use crate::error::AllocError;
 use crate::limits::{Budget, GivenBack};
 use crate::observe::{DeviceStats, MemoryMap, PoolStats, Reason};
@@ -58,8 +58,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
             // A request that waits may use one of the new blocks, or memory that was freed to make
             // room for them.
             let (_watch, woken) = (self.store().watch(), WakeAtEnd(self));
-            let request = self.pool_request((on, on), *bytes, A::Kind::default());
-            let request = request.ok_or_else(|| self.cause((on, on), *bytes, A::Kind::default()));
+            let kind = A::Kind::default();
+            let wanted = Wanted { stream: on, bytes: *bytes, kind, zeroed: false };
+            let request = self.pool_request(wanted, on);
             let request = request.map(|request| PoolRequest { private: None, ..request });
             let warm = request.and_then(|request| self.store().warm_up(&request, *count));
             drop(woken);

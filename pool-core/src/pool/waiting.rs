@@ -1,12 +1,13 @@
 //! Requests that wait for memory instead of failing.
 
+use crate::block::request::Wanted;
 use crate::buffer::PooledBuffer;
 use crate::error::AllocError;
-use crate::limits::{Kind, Lacks, NextStep};
+use crate::limits::{Kind, Lacks, NextStep, Ticket};
 use crate::observe::{EventFields, EventKind};
 use crate::pool::{BucketPool, no_hit_at};
 use crate::port::{DeviceAllocator, DeviceError, Limit, StreamClock, StreamOf, Why};
-use crate::store::stages::Short;
+use crate::store::stages::Unserved;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -78,22 +79,21 @@ impl<A: DeviceAllocator> BucketPool<A> {
         bytes: u64,
         timeout: Duration,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        self.wait_for(stream, bytes, (A::Kind::default(), false), timeout, None)
+        let wanted = Wanted { stream, bytes, kind: A::Kind::default(), zeroed: false };
+        self.wait_for(wanted, timeout, None)
     }
 
-    /// Blocks for at most `timeout` until there is memory of a kind, zeroed or not. `refused`: the
-    /// refusal of a try that the caller has made.
+    /// Blocks for at most `timeout` until there is memory. `refused`: the refusal of a try that the
+    /// caller has made.
     pub(super) fn wait_for(
         &self,
-        stream: &StreamOf<A>,
-        bytes: u64,
-        what: (A::Kind, bool),
+        wanted: Wanted<'_, A>,
         timeout: Duration,
-        refused: Option<Short>,
+        refused: Option<Unserved>,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        let mut request = self.request(stream, bytes, what);
+        let mut request = self.request(wanted);
         (request.refused, request.kind_of_waiter) = (refused, Kind::Thread);
-        if let Step::Done(done) = request.advance(Waker::noop()) {
+        if let Polled::Done(done) = request.advance(Waker::noop()) {
             return done;
         }
         if cfg!(all(target_family = "wasm", target_os = "unknown")) {
@@ -105,18 +105,18 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let (mut tries, mut for_work) = (0_u32, Duration::ZERO);
         loop {
             let step = request.advance(&waker);
-            let looks_at_work = matches!(step, Step::Wait) && request.is_behind_work();
+            let looks_at_work = matches!(step, Polled::Wait) && request.is_behind_work();
             let nap = match step {
-                Step::Done(done) => return done,
+                Polled::Done(done) => return done,
                 // Frees may call it in vain without end. Those of a millisecond call it once.
-                Step::Again if tries >= QUICK_TRIES => NAP,
-                Step::Again => Duration::ZERO,
-                Step::Yield => NAP,
-                Step::Wait if looks_at_work => {
+                Polled::Again if tries >= QUICK_TRIES => NAP,
+                Polled::Again => Duration::ZERO,
+                Polled::Yield => NAP,
+                Polled::Wait if looks_at_work => {
                     for_work = (for_work * 2).clamp(NAP, NAP_FOR_WORK);
                     for_work
                 }
-                Step::Wait => Duration::MAX,
+                Polled::Wait => Duration::MAX,
             };
             tries = tries.saturating_add(1);
             let left = timeout.saturating_sub(began.elapsed());
@@ -187,40 +187,36 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// As for [`BucketPool::allocate_async`] and [`BucketPool::allocate_on`].
     pub fn allocate_async_on(&self, stream: &StreamOf<A>, bytes: u64) -> AllocateAsync<A> {
-        self.request(stream, bytes, (A::Kind::default(), false))
+        self.request(Wanted { stream, bytes, kind: A::Kind::default(), zeroed: false })
     }
 
     /// Whether a return of memory could turn a refusal into success: to the limit that refused, or to
     /// the device.
-    pub(super) fn may_wait(&self, short: &Short) -> bool {
-        let (store, bytes) = (self.store(), short.rounded);
+    pub(super) fn may_wait(&self, unserved: &Unserved) -> bool {
+        let (store, bytes) = (self.store(), unserved.rounded);
         // The pools may have freed all reserved memory since the failed search.
-        let came_back =
-            || short.returned.is_some_and(|before| before != store.transit().returns_of_others());
-        short.cause.is_out_of_memory()
+        let came_back = || {
+            unserved.returned.is_some_and(|before| before != store.transit().returns_of_others())
+        };
+        unserved.cause.is_out_of_memory()
             && store.could_hold(bytes)
-            && match lacks(short) {
+            && match lacks(unserved) {
                 Lacks::Pool => store.could_give_back(bytes) || came_back(),
                 Lacks::Any => self.budget().could_leave(bytes) || came_back(),
                 Lacks::Device => self.budget().may_get_back_from(store.device()) || came_back(),
             }
     }
 
-    fn request(
-        &self,
-        stream: &StreamOf<A>,
-        bytes: u64,
-        (kind, zeroed): (A::Kind, bool),
-    ) -> AllocateAsync<A> {
-        let (pool, stream) = (self.clone(), stream.clone());
+    fn request(&self, wanted: Wanted<'_, A>) -> AllocateAsync<A> {
+        let Wanted { stream, bytes, kind, zeroed } = wanted;
         AllocateAsync {
-            pool,
-            stream,
+            pool: self.clone(),
+            stream: stream.clone(),
             bytes,
             kind,
             zeroed,
             kind_of_waiter: Kind::Task,
-            waiter_id: None,
+            ticket: None,
             freed_before: 0,
             refused: None,
         }
@@ -228,8 +224,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
 }
 
 /// What a request lacked that was refused for lack of memory.
-fn lacks(short: &Short) -> Lacks {
-    match short.cause.why {
+fn lacks(unserved: &Unserved) -> Lacks {
+    match unserved.cause.why {
         Why::Limit(Limit::Reserved) => Lacks::Pool,
         Why::Limit(Limit::Budget) => Lacks::Any,
         _ => Lacks::Device,
@@ -258,62 +254,77 @@ pub struct AllocateAsync<A: DeviceAllocator> {
     kind: A::Kind,
     zeroed: bool,
     kind_of_waiter: Kind,
-    /// The id of the request in the queue of waiting requests; `None` before it joins the queue.
-    waiter_id: Option<u64>,
+    /// Its ticket for the line; `None` before it joins.
+    ticket: Option<Ticket>,
     /// Buffers that the pool had freed when it joined.
     freed_before: u64,
     /// The refusal of its last try.
-    refused: Option<Short>,
+    refused: Option<Unserved>,
 }
 
 impl<A: DeviceAllocator> AllocateAsync<A> {
+    fn wanted(&self) -> Wanted<'_, A> {
+        let Self { bytes, kind, zeroed, .. } = *self;
+        Wanted { stream: &self.stream, bytes, kind, zeroed }
+    }
+
+    /// The bytes of the class of the request, if the pool has one and searches for it.
+    fn class_bytes(&self) -> Option<u64> {
+        let request = self.pool.pool_request(self.wanted(), &self.stream);
+        request.ok().map(|request| request.class.bytes)
+    }
+
     /// Joins the line, and tries to allocate once if it is its turn.
-    fn advance(&mut self, waker: &Waker) -> Step<A> {
-        if self.waiter_id.is_none() {
-            if self.tries_before_it_waits()
-                && let Some(done) = self.try_now()
-            {
+    fn advance(&mut self, waker: &Waker) -> Polled<A> {
+        let ticket = if let Some(ticket) = self.ticket {
+            ticket
+        } else {
+            let tries = self.tries_before_it_waits();
+            if tries && let Some(done) = self.try_now() {
                 // The try may have freed more memory than it used, which may serve a request that
                 // waits.
                 drop(WakeAtEnd(&self.pool));
-                return Step::Done(done);
+                return Polled::Done(done);
             }
             let budget = self.pool.budget();
             self.freed_before = self.pool.store().freed_buffers();
-            self.waiter_id = Some({
+            let ticket = {
                 let _watch = self.pool.store().watch();
                 budget.begin_waiting(self.kind_of_waiter, self.pool.store().asker())
-            });
-            // Memory that the try above freed may serve a request that began to wait meanwhile.
-            budget.wake();
+            };
+            self.ticket = Some(ticket);
+            if tries {
+                // Memory that the try has freed may serve a request that began to wait meanwhile.
+                budget.wake();
+            }
             self.pool.store().count_wait();
             let clock = self.pool.allocator().clock();
             let stream = clock.stream_id(clock.mark(&self.stream));
             let (tag, requested) = (self.pool.settings.tag(), self.bytes);
             let fields = EventFields { tag, stream, requested, ..EventFields::default() };
             self.pool.store().notify(EventKind::Wait, fields);
-        }
-        let id = self.waiter_id.unwrap_or_default();
+            ticket
+        };
         let lacks = self.refused.as_ref().map_or(Lacks::Any, lacks);
-        match self.pool.budget().waiters().next_step(id, lacks, waker) {
-            NextStep::Wait => return Step::Wait,
-            NextStep::Yield => return Step::Yield,
+        match self.pool.budget().waiters().next_step(ticket, lacks, waker) {
+            NextStep::Wait => return Polled::Wait,
+            NextStep::Yield => return Polled::Yield,
             NextStep::Try => {}
         }
         match self.try_now() {
             Some(done) => {
-                self.leave();
-                Step::Done(done)
+                self.leave(done.is_ok());
+                Polled::Done(done)
             }
-            None => Step::Again,
+            None => Polled::Again,
         }
     }
 
     /// Whether free memory waited for device work at its last try: nobody tells when that ends.
     fn is_behind_work(&self) -> bool {
         // One that has not tried yet waits behind others, of which nobody knows.
-        let Some(short) = &self.refused else { return true };
-        short.figures.as_ref().is_some_and(|figures| figures.pending_bytes > 0)
+        let Some(unserved) = &self.refused else { return true };
+        unserved.figures.as_ref().is_some_and(|figures| figures.pending_bytes > 0)
     }
 
     /// Lets it try, and those ahead of it, although no memory came back that anybody told of.
@@ -327,28 +338,28 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         if !self.pool.budget().has_waiters() {
             return self.refused.is_none();
         }
-        let request = self.pool.pool_request((&self.stream, &self.stream), self.bytes, self.kind);
-        request.is_none_or(|request| !self.pool.store().could_hold(request.class.bytes))
+        self.class_bytes().is_none_or(|bytes| !self.pool.store().could_hold(bytes))
     }
 
     /// Allocates, or returns `None` if a return of memory could serve the request.
     fn try_now(&mut self) -> Option<Result<PooledBuffer<A>, AllocError>> {
-        match self.pool.try_allocate(&self.stream, self.bytes, (self.kind, self.zeroed), true) {
+        match self.pool.serve(self.wanted(), true) {
             Ok(buffer) => Some(Ok(buffer)),
-            Err(short) if self.pool.may_wait(&short) => {
-                self.refused = Some(short);
+            Err(unserved) if self.pool.may_wait(&unserved) => {
+                self.refused = Some(unserved);
                 None
             }
-            Err(short) => Some(Err(self.refuse(short))),
+            Err(unserved) => Some(Err(self.refuse(unserved))),
         }
     }
 
     /// Handles the end of the timeout. The first request of the queue tries once more, because work
     /// that its last try could not wait for may have been submitted since.
     fn time_out(mut self, timeout: Duration) -> Result<PooledBuffer<A>, AllocError> {
-        let is_first = self.waiter_id.is_some_and(|id| self.pool.budget().waiters().is_first(id));
+        let is_first =
+            self.ticket.is_some_and(|ticket| self.pool.budget().waiters().is_first(ticket));
         if is_first && let Some(done) = self.try_now() {
-            self.leave();
+            self.leave(done.is_ok());
             return done;
         }
         let timeout = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
@@ -357,25 +368,24 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
 
     /// Leaves the line, with this reason.
     fn give_up(mut self, cause: DeviceError) -> Result<PooledBuffer<A>, AllocError> {
-        self.leave();
-        let short = self.refused.take().unwrap_or_else(|| {
-            let request =
-                self.pool.pool_request((&self.stream, &self.stream), self.bytes, self.kind);
-            Short::early(cause, request.map_or(self.bytes, |request| request.class.bytes))
-        });
+        self.leave(false);
+        let unserved = self
+            .refused
+            .take()
+            .unwrap_or_else(|| Unserved::early(cause, self.class_bytes().unwrap_or(self.bytes)));
         let freed = self.pool.store().freed_buffers().wrapping_sub(self.freed_before);
-        let short = Short { cause, freed_meanwhile: Some(freed), ..short };
-        Err(self.refuse(short))
+        let unserved = Unserved { cause, freed_meanwhile: Some(freed), ..unserved };
+        Err(self.refuse(unserved))
     }
 
-    fn refuse(&self, short: Short) -> AllocError {
-        self.pool.store().refuse(short, self.bytes, self.pool.settings.tag())
+    fn refuse(&self, unserved: Unserved) -> AllocError {
+        self.pool.store().refuse(unserved, self.bytes, self.pool.settings.tag())
     }
 
-    fn leave(&mut self) {
-        if let Some(id) = self.waiter_id.take() {
+    fn leave(&mut self, served: bool) {
+        if let Some(ticket) = self.ticket.take() {
             let _watch = self.pool.store().watch();
-            self.pool.budget().end_waiting(id);
+            self.pool.budget().end_waiting(ticket, served);
         }
     }
 }
@@ -387,11 +397,11 @@ impl<A: DeviceAllocator> Future for AllocateAsync<A> {
         // A poll tries twice at most: code that frees in a try would let it try again without end.
         for _ in 0..2 {
             match self.advance(context.waker()) {
-                Step::Done(done) => return Poll::Ready(done),
-                Step::Wait => return Poll::Pending,
-                Step::Yield => break,
+                Polled::Done(done) => return Poll::Ready(done),
+                Polled::Wait => return Poll::Pending,
+                Polled::Yield => break,
                 // The next step keeps the waker, or sees that memory came back during the try.
-                Step::Again => {}
+                Polled::Again => {}
             }
         }
         context.waker().wake_by_ref();
@@ -405,14 +415,14 @@ impl<A: DeviceAllocator> Unpin for AllocateAsync<A> {}
 impl<A: DeviceAllocator> Drop for AllocateAsync<A> {
     fn drop(&mut self) {
         if !self.pool.store().is_forked() {
-            self.leave();
+            self.leave(false);
         }
     }
 }
 
 impl<A: DeviceAllocator> fmt::Debug for AllocateAsync<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let waits = self.waiter_id.is_some();
+        let waits = self.ticket.is_some();
         f.debug_struct("AllocateAsync")
             .field("bytes", &self.bytes)
             .field("waits", &waits)
@@ -421,7 +431,7 @@ impl<A: DeviceAllocator> fmt::Debug for AllocateAsync<A> {
 }
 
 /// What came of a step of a request that waits.
-enum Step<A: DeviceAllocator> {
+enum Polled<A: DeviceAllocator> {
     Done(Result<PooledBuffer<A>, AllocError>),
     /// It has tried. The next step tells whether memory came back meanwhile.
     Again,

@@ -23,49 +23,22 @@ pub(crate) struct Keeping {
 }
 
 impl<A: DeviceAllocator> State<A> {
-    /// Frees a block that a buffer gives back, if its place is known and it stays without any other going:
-    /// this is the hit of a free. Returns it otherwise.
-    #[expect(clippy::inline_always, reason = "a free is one function: no calls and no spills")]
-    #[inline(always)]
-    pub(crate) fn put_again(
-        &mut self,
-        key: Key<A::Kind>,
-        record: RecordOwner<A>,
-    ) -> Result<(), RecordOwner<A>> {
-        let (bytes, requested) = (record.bytes, record.requested);
-        if self.has_no_room_for(bytes) {
-            return Err(record);
-        }
-        self.blocks.push_again(key, record)?;
+    /// Whether a whole block stays without any other going.
+    #[inline]
+    pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
+        self.blocks.bytes + bytes <= self.lease && bytes <= self.largest
+    }
+
+    /// Counts a whole block that a buffer gave back and that stays.
+    #[inline]
+    pub(crate) fn count_put(&mut self, bytes: u64, requested: u64) {
         self.count_kept();
         self.accounts.freed_whole(bytes, requested);
         self.accounts.live.down(1);
-        Ok(())
     }
 
-    /// As [`State::put_again`], wherever its place is.
-    pub(crate) fn put(
-        &mut self,
-        key: Key<A::Kind>,
-        record: RecordOwner<A>,
-    ) -> Result<(), RecordOwner<A>> {
-        let (bytes, requested) = (record.bytes, record.requested);
-        if self.has_no_room_for(bytes) {
-            return Err(record);
-        }
-        self.keep(key, record);
-        self.accounts.freed_whole(bytes, requested);
-        self.accounts.live.down(1);
-        Ok(())
-    }
-
-    /// Whether a whole block stays only where others go, or not at all.
-    #[inline]
-    fn has_no_room_for(&self, bytes: u64) -> bool {
-        self.blocks.bytes + bytes > self.lease || bytes > self.largest
-    }
-
-    /// As [`State::put`], of a part of a segment.
+    /// Frees a part of a segment that a buffer gives back, if it stays without any other going. Returns it
+    /// otherwise.
     #[inline]
     pub(crate) fn put_range(
         &mut self,

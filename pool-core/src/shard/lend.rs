@@ -1,9 +1,9 @@
 //! Memory that is lent: the accounts, and the record.
 
-use crate::block::flags::{CLEAN, PLAIN};
+use crate::block::flags::CLEAN;
 use crate::block::record::{Part, Place, Record, RecordOwner};
 use crate::block::request::{Key, PoolRequest};
-use crate::port::{DeviceAllocator, MarkOf, StreamClock, StreamOf};
+use crate::port::{DeviceAllocator, MarkOf, StreamClock};
 use crate::ranges::plain::Served;
 use crate::shard::State;
 use crate::stream::Requester;
@@ -34,101 +34,43 @@ impl<A: DeviceAllocator> Grant<A> {
 }
 
 impl<A: DeviceAllocator> State<A> {
-    /// Serves a request from the free whole block of its size and stream that came last, if that is
-    /// plain, and counts it as lent: the hit of a request.
-    #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
-    #[inline(always)]
-    pub(crate) fn take_plain(
-        &mut self,
-        key: Key<A::Kind>,
-        (bytes, requested): (u64, u64),
-        (clock, on): (&A::Clock, &StreamOf<A>),
-    ) -> Option<RecordOwner<A>> {
-        let ready = |record: &mut Record<A>| record.is_plain_and_ready(PLAIN, clock, on);
-        let record = self.blocks.take_top(key, bytes, ready)?;
-        self.turn += 1;
-        self.accounts.out_whole(bytes, requested);
-        Some(record)
-    }
-
-    /// As [`State::take_plain`], for a request whose memory is zeroed: the block may be zeroed already.
-    /// Returns whether it is.
-    pub(crate) fn take_to_zero(
-        &mut self,
-        key: Key<A::Kind>,
-        (bytes, requested): (u64, u64),
-        (clock, on): (&A::Clock, &StreamOf<A>),
-        statistics: bool,
-    ) -> Option<(RecordOwner<A>, bool)> {
-        let ready = |record: &mut Record<A>| record.is_plain_and_ready(CLEAN, clock, on);
-        let mut record = self.blocks.take_top(key, bytes, ready)?;
-        self.turn += 1;
-        self.accounts.out_whole(bytes, requested);
-        let clean = record.is_clean();
-        self.untouched_hits += u64::from(clean && statistics);
-        record.flags.set(CLEAN, false); // the program may write it
-        Some((record, clean))
-    }
-
     /// Serves a request from the free whole block of its size and stream that came last, or a few
-    /// below it, and counts it as lent.
-    pub(crate) fn take_hit(
+    /// below it, else from the smallest of its stream that has one of these sizes; it is ready without a
+    /// call to the device. Counts it as lent.
+    pub(crate) fn take_block(
         &mut self,
         key: Key<A::Kind>,
-        (bytes, requested): (u64, u64),
+        sizes: RangeInclusive<u64>,
+        requested: u64,
         requester: &Requester<'_, A::Clock>,
         statistics: bool,
     ) -> Option<RecordOwner<A>> {
-        let now = requester.clock.mark(requester.on);
-        let ready = |record: &mut Record<A>| {
-            let marks = record.marks.get_mut();
-            (!requester.cpu_touches && marks.are_all_on(requester.clock, now))
-                || marks.is_ready(requester)
+        let (bytes, now) = (*sizes.start(), requester.clock.mark(requester.on));
+        let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(requester);
+        let own_or_ready = |record: &mut Record<A>| {
+            let is_own =
+                |record: &mut Record<A>| record.marks.get_mut().are_all_on(requester.clock, now);
+            (!requester.cpu_touches && is_own(record)) || ready(record)
         };
-        let record = self.blocks.take(key, bytes, ready)?;
-        self.turn += 1;
-        self.accounts.out_whole(bytes, requested);
-        if statistics && record.is_clean() {
-            self.untouched_hits += 1;
+        let mut found = self.blocks.take(key, bytes, own_or_ready);
+        if found.is_none() && *sizes.end() > bytes {
+            found = self.blocks.take_in_range(key, &sizes, ready);
         }
+        let record = found?;
+        self.turn += 1;
+        self.accounts.out_whole(record.bytes, requested);
+        self.untouched_hits += u64::from(statistics && record.is_clean());
         Some(record)
     }
 
-    /// Serves a request from a free whole block of its stream, or of no stream, that is ready
-    /// without a call to the device, and counts it as lent.
-    #[inline]
-    pub(crate) fn take_block(
+    /// As [`State::take_block`], for a request.
+    pub(crate) fn take_for(
         &mut self,
         request: &PoolRequest<'_, A>,
         requester: &Requester<'_, A::Clock>,
         statistics: bool,
     ) -> Option<RecordOwner<A>> {
-        let (bytes, up_to) = (request.class.bytes, request.class.max_block_bytes);
-        let sizes = (bytes, request.requested);
-        let record = self.take_hit(request.key, sizes, requester, statistics);
-        if record.is_some() || up_to == bytes {
-            return record;
-        }
-        let sizes = bytes..=up_to;
-        self.take_in_range(request.key, &sizes, request.requested, requester, statistics)
-    }
-
-    /// Serves a request from the smallest free whole block of its stream that has one of these sizes.
-    pub(crate) fn take_in_range(
-        &mut self,
-        key: Key<A::Kind>,
-        sizes: &RangeInclusive<u64>,
-        requested: u64,
-        requester: &Requester<'_, A::Clock>,
-        statistics: bool,
-    ) -> Option<RecordOwner<A>> {
-        let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(requester);
-        let record = self.blocks.take_in_range(key, sizes, ready)?;
-        self.count_out(record.bytes, requested);
-        if statistics && record.is_clean() {
-            self.untouched_hits += 1;
-        }
-        Some(record)
+        self.take_block(request.key, request.sizes(), request.requested, requester, statistics)
     }
 
     /// Counts a free whole block as lent.

@@ -2,15 +2,12 @@
 //! lifetime.
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
-use crate::block::record::{Record, RecordOwner};
-use crate::block::request::Key;
+use crate::block::record::Record;
 use crate::invariant::{self, Scope};
 use crate::limits::{Budget, DeviceId, Member, WakeBudget};
 use crate::port::{DeviceAllocator, Why};
-use crate::shard::State;
 use crate::store::Store;
-use crate::store::flags::{AWAITED, CLOSED, LIMITED, OF_FREE};
-use crate::sys::{LockGuard, has_no_padding};
+use crate::store::flags::AWAITED;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -124,136 +121,6 @@ impl<A: DeviceAllocator> Clone for Handle<A> {
     fn clone(&self) -> Self {
         Self { owner: self.owner.clone(), store: self.store }
     }
-}
-
-/// Frees a whole block into its shard, which counts the buffer as freed. Returns the block if that cannot
-/// be done under the lock of one shard, or if any of the flags `bypass_flags` is set. **The hot path** of a
-/// free: what is not plain is a last call.
-///
-/// # Safety
-///
-/// As for [`store_of`].
-#[inline]
-pub(crate) unsafe fn put<A: DeviceAllocator>(
-    mut record: RecordOwner<A>,
-    bypass_flags: u32,
-) -> Result<(), RecordOwner<A>> {
-    // SAFETY: as in `store_of`, until the shard counts the buffer as freed.
-    let address = unsafe { address_of(&record) };
-    // SAFETY: as in `store_of`, until the shard counts the buffer as freed.
-    let store: &Store<A> = unsafe { address.as_ref() };
-    let key = State::key_of(store.allocator.clock(), &mut record);
-    let Some(mut state) = store.shards.try_lock_home(&key) else {
-        // SAFETY: as the caller promises.
-        return unsafe { put_busy(address, key, record, bypass_flags) };
-    };
-    // The flags are read under the lock: a request that begins to wait takes each lock once after
-    // it sets its flag. Either it finds the block in the shard, or this read sees the flag.
-    if store.flags.get() & OF_FREE == 0 {
-        record.freed_at = store.time_of(&state);
-        // The store may be freed as soon as this thread unlocks the shard. No reference into the store
-        // is used after that here, and the lock is not accessed after the write that unlocks it
-        // (sys/lock.rs, `unlock`).
-        match state.put_again(key, record) {
-            Ok(()) => return Ok(()),
-            Err(refused) => record = refused,
-        }
-    }
-    // SAFETY: as the caller promises.
-    unsafe { put_locked(address, key, state, record, bypass_flags) }
-}
-
-/// [`put`] where another thread is in the shard, or this one has no home yet.
-///
-/// # Safety
-///
-/// As for [`store_of`], and `address` is that of the store.
-#[cold]
-#[inline(never)]
-unsafe fn put_busy<A: DeviceAllocator>(
-    address: NonNull<Store<A>>,
-    key: Key<A::Kind>,
-    record: RecordOwner<A>,
-    bypass_flags: u32,
-) -> Result<(), RecordOwner<A>> {
-    // SAFETY: as in `put`.
-    let store: &Store<A> = unsafe { address.as_ref() };
-    let state = store.shards.lock_home(&key);
-    // SAFETY: as the caller promises.
-    unsafe { put_locked(address, key, state, record, bypass_flags) }
-}
-
-/// [`put`] with all that is special, in the locked shard that the block goes to. The store comes by its address,
-/// since it may be gone when the lock is, and the guard refers to cells alone ([`has_no_padding`]).
-///
-/// # Safety
-///
-/// As for [`put_busy`]; `state` is a shard of the store.
-#[cold]
-#[inline(never)]
-unsafe fn put_locked<A: DeviceAllocator>(
-    address: NonNull<Store<A>>,
-    key: Key<A::Kind>,
-    mut state: LockGuard<'_, State<A>>,
-    mut record: RecordOwner<A>,
-    bypass_flags: u32,
-) -> Result<(), RecordOwner<A>> {
-    const { assert!(has_no_padding::<State<A>>(), "a guard refers to nothing outside of cells") };
-    // SAFETY: as in `put`.
-    let store: &Store<A> = unsafe { address.as_ref() };
-    let (flags, keeping) = (store.flags.get(), &store.bounds.keeping); // under the lock, as in `put`
-    if flags & (bypass_flags | CLOSED) != 0
-        || (flags & LIMITED != 0 && state.is_bucket_full(key, record.bytes, keeping))
-    {
-        return Err(record);
-    }
-    record.freed_at = store.time_of(&state);
-    let kept = state.put(key, record);
-    if flags & AWAITED != 0 && kept.is_ok() {
-        call_waiters(store.awaited(), state);
-    }
-    kept
-}
-
-/// As [`put`], of a part of a segment.
-///
-/// # Safety
-///
-/// As for [`store_of`].
-#[inline(never)]
-pub(crate) unsafe fn put_part<A: DeviceAllocator>(
-    mut record: RecordOwner<A>,
-    bypass_flags: u32,
-) -> Result<(), RecordOwner<A>> {
-    // SAFETY: as in `put`.
-    let store = unsafe { address_of(&record) };
-    // SAFETY: as in `put`.
-    let store: &Store<A> = unsafe { store.as_ref() };
-    let shard = store.shards.get(store.shard_of(&mut record));
-    let mut state = shard.lock();
-    let flags = store.flags.get(); // under the lock, as in `put`
-    if flags & (bypass_flags | CLOSED) != 0 {
-        return Err(record);
-    }
-    record.freed_at = store.time_of(&state);
-    // The store may be freed as soon as this thread unlocks the shard, as in `put`.
-    let Some(watch) = store.watch_plain(false) else { return Err(record) };
-    let kept = state.put_range(store.allocator.clock(), record);
-    drop(watch);
-    state.publish_used(&shard.published);
-    if flags & AWAITED != 0 && kept.is_ok() {
-        call_waiters(store.awaited(), state);
-    }
-    kept
-}
-
-/// After a free while a request waits, if that is to be called.
-#[cold]
-#[inline(never)]
-fn call_waiters<A: DeviceAllocator>(awaited: Option<Budget>, state: LockGuard<'_, State<A>>) {
-    let awaited = awaited.map(WakeBudget);
-    drop(state);
-    drop(awaited);
 }
 
 impl<A: DeviceAllocator> Drop for Owner<A> {

@@ -5,7 +5,7 @@ use crate::error::{AllocError, CachedOnStream, Figures, Verdict};
 use crate::observe::{EventFields, Tag};
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, Why};
 use crate::store::Store;
-use crate::store::stages::Short;
+use crate::store::stages::Unserved;
 
 impl<A: DeviceAllocator> Store<A> {
     /// Whether any shard has memory that could serve a request after it went back to the device.
@@ -81,8 +81,9 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// The error of a request that is refused, counted.
     #[cold]
-    pub(crate) fn refuse(&self, short: Short, requested: u64, tag: Tag) -> AllocError {
-        let Short { cause, given_back, rounded, stream, figures, freed_meanwhile, .. } = short;
+    pub(crate) fn refuse(&self, unserved: Unserved, requested: u64, tag: Tag) -> AllocError {
+        let Unserved { cause, given_back, rounded, stream, figures, freed_meanwhile, .. } =
+            unserved;
         self.count_refusal(cause);
         let fields =
             EventFields { stream: stream.unwrap_or(0), requested, tag, ..EventFields::default() };

@@ -9,6 +9,7 @@ use crate::port::{DeviceAllocator, DeviceError, MarkOf, StreamClock};
 use crate::ranges::list::UsedBy;
 use crate::ranges::node::RangeNode;
 use crate::shard::{Grant, State};
+use crate::store::stages::note;
 use crate::store::{Goal, Store};
 use crate::stream::Pending;
 
@@ -266,15 +267,4 @@ impl<A: DeviceAllocator> Store<A> {
             }
         }
     }
-}
-
-/// Keeps an error for the case that the device refuses too. Returns what was found.
-pub(super) fn note<T>(
-    found: Result<Option<T>, DeviceError>,
-    refused: &mut Option<DeviceError>,
-) -> Option<T> {
-    found.unwrap_or_else(|error| {
-        *refused = Some(error);
-        None
-    })
 }

@@ -42,16 +42,9 @@ pub(super) fn most() -> usize {
 }
 
 impl<A: DeviceAllocator> Store<A> {
-    /// Ends the round of a shard if it is over, under its lock. Returns how many shards there are, if
-    /// the pool should take more.
-    #[inline]
-    pub(super) fn ended_round(&self, state: &mut State<A>) -> Option<usize> {
-        if state.is_round_over() { self.end_round(state) } else { None }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn end_round(&self, state: &mut State<A>) -> Option<usize> {
+    /// Ends the round of a shard, under its lock. Returns how many shards there are, if the pool should
+    /// take more.
+    pub(super) fn end_round(&self, state: &mut State<A>) -> Option<usize> {
         let is_crowded = state.end_round();
         self.keep_time(state);
         let count = self.shards.count();
@@ -195,8 +188,8 @@ mod tests {
             state.count_out(64, 64);
             if state.is_round_over() {
                 ends.push(request);
+                store.end_round(&mut state);
             }
-            store.ended_round(&mut state);
             state.accounts.freed(64, 64);
             state.accounts.live.down(1);
         }

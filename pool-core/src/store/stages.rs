@@ -15,10 +15,10 @@
 //!    ([`PoolBuilder::on_shortage`](crate::PoolBuilder::on_shortage));
 //! 9. an error that says why.
 //!
-//! After each step of 6, 7 and 8 the stages from 1 to 5 are tried again.
+//! After each step of 6, 7 and 8 the stages from 1 to 5 are tried again. Their order is a value of its own
+//! (`attempt.rs`).
 
 use crate::block::request::PoolRequest;
-use crate::blocks::Effort;
 #[cfg(any(loom, shuttle))]
 use crate::checker::thread;
 use crate::error::Figures;
@@ -26,30 +26,21 @@ use crate::limits::Shortfall;
 use crate::observe::{Reason, Stage};
 use crate::port::{DeviceAllocator, DeviceError};
 use crate::shard::Grant;
-use crate::store::search::note;
+use crate::store::attempt::{Attempt, MAX_WAITS, Step};
 use crate::store::{Goal, Store};
 use std::cell::Cell;
 #[cfg(not(any(loom, shuttle)))]
 use std::{thread, time::Duration};
 
-/// How often a request that is about to be refused waits for memory that other threads have on its
-/// way.
-const MAX_WAITS: u32 = if cfg!(loom) { 2 } else { 1000 };
 /// The waits that only yield. Each later one sleeps for [`REST`].
 #[cfg(not(any(loom, shuttle)))]
 const MAX_YIELDS: u32 = 100;
 #[cfg(not(any(loom, shuttle)))]
 const REST: Duration = Duration::from_micros(100);
-/// How often it searches again because memory is free after its search.
-const MAX_REPEATS: u32 = if cfg!(loom) { 2 } else { 64 };
-/// How often in a row it sees free memory of which none can be given back.
-const MAX_IN_VAIN: u32 = 4;
-/// How often the program is asked to spare something for one request.
-const MAX_SHORTAGE_CALLS: u32 = 8;
 
 /// Why no stage served a request.
 #[derive(Debug)]
-pub(crate) struct Short {
+pub(crate) struct Unserved {
     pub(crate) cause: DeviceError,
     /// Bytes that went back to the device in the attempt.
     pub(crate) given_back: u64,
@@ -65,210 +56,90 @@ pub(crate) struct Short {
     pub(crate) freed_meanwhile: Option<u64>,
 }
 
-impl Short {
+impl Unserved {
     /// A request that is refused before memory is searched.
-    pub(crate) fn early(cause: DeviceError, requested: u64) -> Self {
-        Self {
-            cause,
-            given_back: 0,
-            rounded: requested,
-            stream: None,
-            figures: None,
-            returned: None,
-            freed_meanwhile: None,
-        }
+    pub(crate) fn early(cause: DeviceError, rounded: u64) -> Self {
+        let (stream, figures, returned, freed_meanwhile) = (None, None, None, None);
+        Self { cause, given_back: 0, rounded, stream, figures, returned, freed_meanwhile }
     }
-}
-
-/// The steps of the stages 6 and 7.
-#[derive(Clone, Copy)]
-enum Trim {
-    Missing,
-    Others,
-    All,
-    AllOthers,
-}
-
-/// How far a request has come.
-struct Progress {
-    /// Bytes that went back to the device for it.
-    given_back: u64,
-    /// How often it may still wait, search again, and ask the program.
-    waits: u32,
-    repeats: u32,
-    shortage_calls: u32,
-    /// How much other threads had given back before the last trims and search.
-    returned: Option<u64>,
-    /// Whether the last look under all locks saw free memory, and how often in a row none of that could
-    /// be given back.
-    saw_free: bool,
-    in_vain: u32,
-    /// The figures of the pool at the last search, for the error.
-    figures: Option<Box<Figures>>,
-    /// The counter of a request that the device serves now.
-    stage: Stage,
-    /// How far shards are searched.
-    effort: Effort,
-    /// The refusal of an event in the last round.
-    refused: Option<DeviceError>,
 }
 
 impl<A: DeviceAllocator> Store<A> {
     /// Serves a request.
-    #[inline]
-    pub(crate) fn allocate(&self, request: &PoolRequest<'_, A>) -> Result<Grant<A>, Short> {
+    pub(crate) fn allocate(&self, request: &PoolRequest<'_, A>) -> Result<Grant<A>, Unserved> {
         let is_own = request.private.is_none() && self.searches(request) && !self.shape.uncached;
-        let hit = if is_own { self.take_own(request) } else { None };
-        match hit {
-            Some(grant) => Ok(grant),
-            None => self.allocate_slow(*request),
+        if is_own && let Some(grant) = self.take_own(request) {
+            return Ok(grant);
         }
-    }
-
-    /// The stages from 2 on. The request comes by value, so that a hit keeps it in registers.
-    #[cold]
-    fn allocate_slow(&self, request: PoolRequest<'_, A>) -> Result<Grant<A>, Short> {
-        let request = &request;
-        let mut progress = Progress {
-            given_back: 0,
-            waits: MAX_WAITS,
-            repeats: MAX_REPEATS,
-            shortage_calls: MAX_SHORTAGE_CALLS,
-            returned: None,
-            saw_free: false,
-            in_vain: 0,
-            figures: None,
-            stage: Stage::Device,
-            effort: Effort::Bounded,
-            refused: None,
-        };
-        let mut short = match self.search_then_device(request, &mut progress) {
+        let mut attempt = Attempt::new(request.joins_line);
+        let mut error = match self.find_or_grow(request, &mut attempt) {
             Ok(grant) => return Ok(grant),
             Err(error) => error,
         };
-        // What another thread has freed meanwhile would be the first to go.
-        if short.is_out_of_memory()
-            && self.could_hold(request.class.bytes)
-            && let Some(grant) = self.found(request, &mut progress)
-        {
-            return Ok(grant);
-        }
-        let mut trims = [Trim::Missing, Trim::Others, Trim::All, Trim::AllOthers].into_iter();
-        while short.is_out_of_memory() {
-            // A request above the limit takes no cached memory from those below it.
-            let is_hopeless = !self.could_hold(request.class.bytes);
-            // Before the trims: what comes back after them may need another one.
+        while error.is_out_of_memory() {
+            let fits = self.could_hold(request.class.bytes);
+            // Before the step: what comes back after it may need another one.
             let returned = self.transit().returns_of_others();
-            let given_back = match trims.next() {
-                Some(_) if is_hopeless => None,
-                Some(trim) => self.trim_for(request, trim, &mut progress.stage),
-                None if !is_hopeless && self.others_return(request, short, &mut progress)
-                    || self.ask_program(request, &mut progress) =>
-                {
-                    // The program may have raised the limit.
-                    let fits = self.could_hold(request.class.bytes);
-                    Some(if fits { self.trim_all(request, &mut progress.stage) } else { 0 })
+            let step = attempt.next(fits, self.transit().others_have_pieces());
+            let given_back = match step {
+                Step::Search => match self.find(request, &mut attempt) {
+                    Some(grant) => return Ok(grant),
+                    None => None,
+                },
+                Step::TrimMissing => Some(self.trim_short(self.missing(request).0)),
+                Step::TrimOthers => self.trim_others(request, self.missing(request).0),
+                Step::TrimAll => Some(self.trim_short(u64::MAX)),
+                Step::TrimAllOthers => self.trim_others(request, u64::MAX),
+                Step::Await => {
+                    self.await_others(&mut attempt);
+                    Some(self.trim_all(request))
                 }
-                None => break,
+                Step::Look => {
+                    self.look_again(request, error, &mut attempt).then(|| self.trim_all(request))
+                }
+                Step::Ask => {
+                    self.ask_program(request, &mut attempt).then(|| self.trim_all(request))
+                }
+                Step::Refuse => break,
             };
             let Some(given_back) = given_back else { continue };
-            let was_in_vain = std::mem::take(&mut progress.saw_free) && given_back == 0;
-            progress.in_vain = if was_in_vain { progress.in_vain + 1 } else { 0 };
-            progress.given_back += given_back;
+            attempt.gave(given_back, returned);
             self.calls.lock().num_alloc_retries += 1;
-            progress.effort = Effort::All;
-            progress.returned = Some(returned);
-            short = match self.search_then_device(request, &mut progress) {
+            error = match self.find_or_grow(request, &mut attempt) {
                 Ok(grant) => return Ok(grant),
                 Err(error) => error,
             };
         }
         self.calls.lock().num_ooms += 1;
-        let cause = progress.refused.unwrap_or(short);
-        let bytes = request.class.bytes;
-        let rounded = if self.could_hold(bytes) { bytes } else { self.shape.bytes_to_grow(bytes) };
-        let stream = Some(request.key.stream_id);
-        let Progress { given_back, figures, returned, .. } = progress;
-        let freed_meanwhile = None;
-        Err(Short { cause, given_back, rounded, stream, figures, returned, freed_meanwhile })
-    }
-
-    /// Whether the limits and the device are large enough for a request of `bytes` bytes alone, in
-    /// whole pages where the device has pages.
-    pub(crate) fn could_hold(&self, bytes: u64) -> bool {
-        let bytes = self.shape.bytes_to_grow(bytes);
-        let fits = |total| bytes <= total;
-        self.ledger.could_hold(bytes) && self.allocator.total_bytes().is_none_or(fits)
-    }
-
-    /// Gives cached memory back for a request. Returns the bytes, or `None` if there is nothing to
-    /// try in this step.
-    fn trim_for(&self, request: &PoolRequest<'_, A>, trim: Trim, stage: &mut Stage) -> Option<u64> {
-        let bytes = self.shape.bytes_to_grow(request.class.bytes);
-        let Shortfall { of_pool: own, of_budget } = self.ledger.shortfall(bytes);
-        let missing = match own.max(of_budget) {
-            0 => bytes, // the device is short, not a limit
-            missing => missing,
-        };
-        *stage = match trim {
-            Trim::Missing | Trim::Others => Stage::Trimmed,
-            Trim::All | Trim::AllOthers => Stage::Cleared,
-        };
-        // Other pools cannot help a pool that is at its own limit.
-        let by_others = own == 0 || of_budget > 0;
-        match trim {
-            Trim::Missing => Some(self.trim_short(missing)),
-            Trim::All => Some(self.trim_short(u64::MAX)),
-            Trim::Others if by_others => self.trim_others(missing),
-            Trim::AllOthers if by_others => self.trim_others(u64::MAX),
-            Trim::Others | Trim::AllOthers => None,
-        }
-    }
-
-    /// Gives all cached memory back, and that of other pools of the budget if it can help.
-    fn trim_all(&self, request: &PoolRequest<'_, A>, stage: &mut Stage) -> u64 {
-        let before = *stage;
-        let trims = [Trim::All, Trim::AllOthers].map(|trim| self.trim_for(request, trim, stage));
-        *stage = before;
-        trims.into_iter().flatten().sum()
-    }
-
-    /// Gives back at least `bytes` bytes of cached memory, since a request needs them.
-    pub(crate) fn trim_short(&self, bytes: u64) -> u64 {
-        self.trim(Goal { bytes, reason: Reason::Shortage }).0
-    }
-
-    /// Gives back cached memory of the other pools of the budget; `None` if there are none.
-    fn trim_others(&self, bytes: u64) -> Option<u64> {
-        self.ledger.trim_others(self.address(), bytes)
+        Err(self.unserved(request, error, attempt))
     }
 
     /// The stages from 2 to 5. Returns the device's error: what an event refuses is told at the
     /// end, since giving memory back may still help.
-    fn search_then_device(
+    fn find_or_grow(
         &self,
         request: &PoolRequest<'_, A>,
-        progress: &mut Progress,
+        attempt: &mut Attempt,
     ) -> Result<Grant<A>, DeviceError> {
-        progress.refused = None;
+        attempt.refused = None;
         let home = self.home(request);
         let private = request.private.and_then(|id| self.take_private(request, id));
         if let Some(grant) = private {
             return Ok(self.served(home, Stage::Private, grant));
         }
-        if let Some(grant) = self.found(request, progress) {
+        if let Some(grant) = self.find(request, attempt) {
             return Ok(grant);
         }
-        progress.given_back += self.free_before_growing(home, progress.effort).0;
-        let fresh = self.grow(request).inspect(|_| self.count_out_of_private(request));
-        let fresh = fresh.inspect_err(|_| self.forget_refused(request));
-        fresh.map(|fresh| self.served(home, progress.stage, fresh))
+        attempt.given_back += self.free_before_growing(home, attempt.effort).0;
+        let grant = self.grow(request).inspect_err(|_| self.forget_refused(request))?;
+        self.count_out_of_private(request);
+        Ok(self.served(home, attempt.stage, grant))
     }
 
     /// The stages from 2 to 4.
-    fn found(&self, request: &PoolRequest<'_, A>, progress: &mut Progress) -> Option<Grant<A>> {
-        let found = self.search(request, progress.effort);
-        let (stage, mut grant) = note(found, &mut progress.refused)?;
+    fn find(&self, request: &PoolRequest<'_, A>, attempt: &mut Attempt) -> Option<Grant<A>> {
+        let found = self.search(request, attempt.effort);
+        let (stage, mut grant) = note(found, &mut attempt.refused)?;
         grant.record.join_private(request.private);
         self.count_out_of_private(request);
         Some(self.served(self.home(request), stage, grant))
@@ -288,46 +159,104 @@ impl<A: DeviceAllocator> Store<A> {
         grant
     }
 
-    /// Whether free memory is left after the last search and trims, which another thread has put
-    /// there, or will in a moment, for which this waits. If not, notes the figures of the pool.
-    fn others_return(
+    /// Whether the limits and the device are large enough for a request of `bytes` bytes alone, in
+    /// whole pages where the device has pages.
+    pub(crate) fn could_hold(&self, bytes: u64) -> bool {
+        let bytes = self.shape.bytes_to_grow(bytes);
+        let fits = |total| bytes <= total;
+        self.ledger.could_hold(bytes) && self.allocator.total_bytes().is_none_or(fits)
+    }
+
+    /// The bytes that must go back for a request, and whether those of other pools of the budget would help:
+    /// not a pool that is at its own limit.
+    fn missing(&self, request: &PoolRequest<'_, A>) -> (u64, bool) {
+        let bytes = self.shape.bytes_to_grow(request.class.bytes);
+        let Shortfall { of_pool, of_budget } = self.ledger.shortfall(bytes);
+        let missing = match of_pool.max(of_budget) {
+            0 => bytes, // the device is short, not a limit
+            missing => missing,
+        };
+        (missing, of_pool == 0 || of_budget > 0)
+    }
+
+    /// Gives back at least `bytes` bytes of cached memory, since a request needs them.
+    pub(crate) fn trim_short(&self, bytes: u64) -> u64 {
+        self.trim(Goal { bytes, reason: Reason::Shortage }).0
+    }
+
+    /// Gives back cached memory of the other pools of the budget; `None` if there are none that help.
+    fn trim_others(&self, request: &PoolRequest<'_, A>, bytes: u64) -> Option<u64> {
+        let (_, others_help) = self.missing(request);
+        if others_help { self.ledger.trim_others(self.address(), bytes) } else { None }
+    }
+
+    /// Gives all cached memory back, and that of other pools of the budget if it can help. None for a
+    /// request that the limits cannot hold, which the program may have raised.
+    fn trim_all(&self, request: &PoolRequest<'_, A>) -> u64 {
+        if !self.could_hold(request.class.bytes) {
+            return 0;
+        }
+        self.trim_short(u64::MAX) + self.trim_others(request, u64::MAX).unwrap_or(0)
+    }
+
+    /// Waits for memory that other threads have on its way.
+    fn await_others(&self, attempt: &mut Attempt) {
+        let before = attempt.returned;
+        let is_same = || before == Some(self.transit().returns_of_others());
+        while attempt.waits > 0 && self.transit().others_have_pieces() && is_same() {
+            attempt.waits -= 1;
+            rest(MAX_WAITS - attempt.waits);
+        }
+        attempt.waits = attempt.waits.saturating_sub(1);
+    }
+
+    /// Whether free memory is left after the last search, which another thread has put there. If not,
+    /// notes the figures of the pool.
+    fn look_again(
         &self,
         request: &PoolRequest<'_, A>,
         refusal: DeviceError,
-        progress: &mut Progress,
+        attempt: &mut Attempt,
     ) -> bool {
-        // A request that joins the line is woken by what it would wait for here.
-        let waits = !request.joins_line && self.transit().others_have_pieces();
-        if waits && progress.waits > 0 {
-            let before = progress.returned;
-            let is_same = || before == Some(self.transit().returns_of_others());
-            while progress.waits > 0 && self.transit().others_have_pieces() && is_same() {
-                progress.waits -= 1;
-                rest(MAX_WAITS - progress.waits);
-            }
-            progress.waits = progress.waits.saturating_sub(1);
-            return true;
+        let free = attempt.may_look() && self.has_free();
+        let came_back = attempt.returned != Some(self.transit().returns_of_others());
+        let again = attempt.saw(free, came_back);
+        if !again {
+            let figures = self.figures(refusal, Some(request.key.stream_id));
+            attempt.figures = Some(Box::new(figures));
         }
-        progress.saw_free = progress.in_vain < MAX_IN_VAIN && self.has_free();
-        if progress.repeats > 0 && (progress.saw_free || !progress.is_same(self)) {
-            progress.repeats -= 1;
-            return true;
-        }
-        progress.figures = Some(Box::new(self.figures(refusal, Some(request.key.stream_id))));
-        false
+        again
     }
 
     /// Asks the program to drop something.
-    fn ask_program(&self, request: &PoolRequest<'_, A>, progress: &mut Progress) -> bool {
+    fn ask_program(&self, request: &PoolRequest<'_, A>, attempt: &mut Attempt) -> bool {
         let Some(call) = self.on_shortage.lock().clone() else { return false };
-        if progress.shortage_calls == 0 {
-            return false;
-        }
         // What the program requests inside of the call is refused without another.
         let Some(_inside) = InShortage::enter() else { return false };
-        progress.shortage_calls -= 1;
-        progress.stage = Stage::Spared;
-        call(request.class.bytes)
+        let spared = call(request.class.bytes);
+        if spared {
+            attempt.spared();
+        }
+        spared
+    }
+
+    fn unserved(
+        &self,
+        request: &PoolRequest<'_, A>,
+        error: DeviceError,
+        attempt: Attempt,
+    ) -> Unserved {
+        let bytes = request.class.bytes;
+        let Attempt { given_back, figures, returned, refused, .. } = attempt;
+        Unserved {
+            cause: refused.unwrap_or(error),
+            given_back,
+            rounded: if self.could_hold(bytes) { bytes } else { self.shape.bytes_to_grow(bytes) },
+            stream: Some(request.key.stream_id),
+            figures,
+            returned,
+            freed_meanwhile: None,
+        }
     }
 }
 
@@ -357,13 +286,6 @@ impl Drop for InShortage {
     }
 }
 
-impl Progress {
-    /// Whether other threads have given nothing back since the last trims and search began.
-    fn is_same<A: DeviceAllocator>(&self, store: &Store<A>) -> bool {
-        self.returned == Some(store.transit().returns_of_others())
-    }
-}
-
 /// Lets other threads run. `waits` counts the calls for one request: later ones sleep, since the
 /// other thread may not have a processor.
 fn rest(waits: u32) {
@@ -373,4 +295,15 @@ fn rest(waits: u32) {
     }
     let _ = waits;
     thread::yield_now();
+}
+
+/// Keeps an error for the case that the device refuses too. Returns what was found.
+pub(super) fn note<T>(
+    found: Result<Option<T>, DeviceError>,
+    refused: &mut Option<DeviceError>,
+) -> Option<T> {
+    found.unwrap_or_else(|error| {
+        *refused = Some(error);
+        None
+    })
 }

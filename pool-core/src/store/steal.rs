@@ -58,7 +58,7 @@ impl<A: DeviceAllocator> Store<A> {
         }
         // The hit may have been in another shard than its home, which was busy.
         let requester = self.requester(request);
-        let own = self.shards.lock(home).take_block(request, &requester, self.bounds.statistics);
+        let own = self.shards.lock(home).take_for(request, &requester, self.bounds.statistics);
         if own.is_some() {
             return own;
         }
@@ -104,7 +104,7 @@ impl<A: DeviceAllocator> Store<A> {
             }
         }
         let requester = self.requester(request);
-        Look::Taken(own.take_block(request, &requester, self.bounds.statistics))
+        Look::Taken(own.take_for(request, &requester, self.bounds.statistics))
     }
 
     /// Takes blocks out that serve a request.

@@ -28,12 +28,17 @@ impl ForkCheck {
         Self { forks_at_check: AtomicU32::new(forks()) }
     }
 
+    /// Whether it was looked at in this process, and the pool can be used.
+    #[inline]
+    pub(crate) fn is_known_usable(&self) -> bool {
+        self.forks_at_check.load(Acquire) == forks_seen()
+    }
+
     /// Returns whether the pool cannot be used in this process. `is_held` returns whether any lock
     /// of the pool is held now. It is called in a child only, until the result is stored.
     #[inline]
     pub(crate) fn is_unusable_after_fork(&self, is_held: impl Fn() -> bool) -> bool {
-        let forks_at_check = self.forks_at_check.load(Acquire);
-        forks_at_check != forks_seen() && self.check(forks_at_check, is_held)
+        !self.is_known_usable() && self.check(self.forks_at_check.load(Acquire), is_held)
     }
 
     #[cold]

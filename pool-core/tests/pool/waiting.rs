@@ -7,6 +7,7 @@ use pool_core::limits::{Budget, CachedLimit};
 use pool_core::port::Limit;
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, MIB, PooledBuffer, Why};
 use pool_sim::{Hooked, MappedSim, SimCall, SimDevice};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::panic::resume_unwind;
 use std::pin::pin;
@@ -512,6 +513,93 @@ fn a_future_that_is_not_polled_holds_nobody() {
         assert_eq!(third.join().unwrap(), 4 * MIB);
     });
     assert!(poll(&mut kept, Waker::noop()).is_ready());
+}
+
+/// Tasks in the order in which they were woken, each once until it is polled.
+#[derive(Default)]
+struct Woken(Mutex<VecDeque<usize>>);
+
+struct WakeTask(usize, Arc<Woken>);
+
+impl Wake for WakeTask {
+    fn wake(self: Arc<Self>) {
+        let mut woken = self.1.0.lock().unwrap();
+        if !woken.contains(&self.0) {
+            woken.push_back(self.0);
+        }
+    }
+}
+
+/// `tasks` tasks share one block, each of which has it for a turn of the executor. Returns how often all of them
+/// were polled, and the order in which they were served.
+fn share_one_block(tasks: usize, forgotten: usize) -> (usize, Vec<usize>) {
+    let (pool, woken, mut served) = (pool_of(1), Arc::new(Woken::default()), Vec::new());
+    let held = pool.allocate(MIB).unwrap();
+    for _ in 0..forgotten {
+        let mut forgotten = pool.allocate_async(MIB);
+        assert!(poll(&mut forgotten, Waker::noop()).is_pending());
+        std::mem::forget(forgotten);
+    }
+    let mut requests: Vec<_> = (0..tasks).map(|_| Some(pool.allocate_async(MIB))).collect();
+    let wakers: Vec<_> =
+        (0..tasks).map(|task| Waker::from(Arc::new(WakeTask(task, woken.clone())))).collect();
+    wakers.iter().for_each(Waker::wake_by_ref);
+    let (mut polls, mut held) = (0, Some((usize::MAX, held)));
+    loop {
+        let next = woken.0.lock().unwrap().pop_front();
+        let Some(task) = next else {
+            match held.take() {
+                Some((_, buffer)) => drop(buffer), // when all have begun to wait
+                None => break,
+            }
+            continue;
+        };
+        polls += 1;
+        if held.as_ref().is_some_and(|(of, _)| *of == task) {
+            held = None; // its second turn
+        } else if let Some(request) = &mut requests[task]
+            && let Poll::Ready(buffer) = poll(request, &wakers[task])
+        {
+            (requests[task], held) = (None, Some((task, buffer.unwrap())));
+            served.push(task);
+            wakers[task].wake_by_ref();
+        }
+    }
+    assert_eq!(pool.budget().waiter_count(), forgotten + tasks - served.len());
+    (polls, served)
+}
+
+// Each return called all tasks: 1000 of them were polled 503 500 times.
+#[test]
+fn a_return_of_memory_polls_a_bounded_number_of_tasks() {
+    let in_order: Vec<usize> = (0..500).collect();
+    let (polls, served) = share_one_block(500, 0);
+    assert_eq!(served, in_order);
+    // It joins, tries in vain when the one before it was served, is served, and has its second turn.
+    assert!(polls <= 4 * 500, "{polls} polls");
+}
+
+// Each task polled itself 1000 times behind it.
+#[test]
+fn tasks_behind_a_forgotten_future_pass_it_soon() {
+    let (polls, served) = share_one_block(500, 1);
+    assert_eq!(served, (0..500).collect::<Vec<_>>());
+    assert!(polls <= 4 * 500 + 10, "{polls} polls");
+}
+
+// Nobody else frees: who joins passes all that do not come.
+#[test]
+fn a_request_that_joins_passes_many_forgotten_futures() {
+    let pool = pool_of(1);
+    let held = pool.allocate(MIB).unwrap();
+    for _ in 0..8 {
+        let mut forgotten = pool.allocate_async(MIB);
+        assert!(poll(&mut forgotten, Waker::noop()).is_pending());
+        std::mem::forget(forgotten);
+    }
+    drop(held);
+    assert_eq!(pollster::block_on(pool.allocate_async(MIB)).unwrap().size(), MIB);
+    assert_eq!(pool.allocate_timeout(MIB, Duration::MAX).unwrap().size(), MIB);
 }
 
 // Only a free called it, and none follows the end of the work.
