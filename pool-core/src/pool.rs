@@ -323,8 +323,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[inline(always)]
     fn hit(&self, stream: &StreamOf<A>, requested: u64, kind: A::Kind) -> Option<PooledBuffer<A>> {
         let store = self.store();
-        if store.flags.any(self.no_hit_at) {
-            return self.hit_of_arena(stream, requested, kind);
+        let flags = store.flags.get() & self.no_hit_at;
+        if flags != 0 {
+            return self.hit_of_arena(flags, stream, requested, kind);
         }
         if !store.is_plain_on(stream) {
             return None;
@@ -343,12 +344,13 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[inline(never)]
     fn hit_of_arena(
         &self,
+        flags: u32,
         stream: &StreamOf<A>,
         requested: u64,
         kind: A::Kind,
     ) -> Option<PooledBuffer<A>> {
         let store = self.store();
-        if store.flags.get() & self.no_hit_at != ARENA || !store.is_plain_on(stream) {
+        if flags != ARENA || !store.is_plain_on(stream) {
             return None;
         }
         let bytes = match store.classes.fast(requested) {
@@ -359,9 +361,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let on = reuse.as_ref().unwrap_or(stream);
         let watch = store.watch_plain(true)?;
         let found = store.hit_range((stream, on), kind, (bytes, requested));
-        let buffer = found.map(PooledBuffer::again);
-        drop(watch);
-        if store.is_broken() { None } else { buffer }
+        if watch.ends_broken() { None } else { found.map(PooledBuffer::again) }
     }
 
     /// Returns a handle to this pool whose requests carry a tag for observers

@@ -61,7 +61,7 @@ use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy};
 use crate::shard::{Keeping, Shards, State};
 use crate::size::SizeClasses;
-use crate::store::flags::{ARENA, BROKEN, CLOSED, Flags, LIMITED, OBSERVED, ZEROES};
+use crate::store::flags::{ARENA, BROKEN, CLOSED, Flags, LIMITED, OBSERVED, UNCACHED, ZEROES};
 use crate::store::owned::Owned;
 use crate::store::places::Places;
 use crate::store::privates::Privates;
@@ -177,6 +177,7 @@ impl<A: DeviceAllocator> Store<A> {
         let flags = if bounds.zero == ZeroPolicy::OnReturn { ZEROES } else { 0 }
             | if bounds.keeping.limits_buckets { LIMITED } else { 0 }
             | if shape.is_arena() { ARENA } else { 0 }
+            | if shape.uncached { UNCACHED } else { 0 }
             | if is_observed { OBSERVED } else { 0 };
         let store = Self {
             shards: Shards::new(most, first),
@@ -444,21 +445,31 @@ impl<A: DeviceAllocator> Drop for Watch<'_, A> {
     #[inline]
     fn drop(&mut self) {
         if invariant::is_noted() {
-            self.take_note();
+            take_note(self.store, self.wakes);
         }
     }
 }
 
 impl<A: DeviceAllocator> Watch<'_, A> {
-    #[cold]
-    #[inline(never)]
-    fn take_note(&self) {
-        let Some(what) = invariant::take() else { return };
-        self.store.poison(what);
-        // A request that waits for memory of this store may never get any.
-        if self.wakes {
-            self.store.ledger.budget.wake();
-        }
+    /// Ends it. Returns whether it has found an invariant broken.
+    #[inline]
+    pub(crate) fn ends_broken(self) -> bool {
+        let is_broken = invariant::is_noted();
+        drop(self);
+        is_broken
+    }
+}
+
+/// Poisons a store with the note of this thread. (A call under way is not referred to, so that it needs no place on
+/// the stack.)
+#[cold]
+#[inline(never)]
+fn take_note<A: DeviceAllocator>(store: &Store<A>, wakes: bool) {
+    let Some(what) = invariant::take() else { return };
+    store.poison(what);
+    // A request that waits for memory of this store may never get any.
+    if wakes {
+        store.ledger.budget.wake();
     }
 }
 

@@ -224,10 +224,18 @@ impl Accounts {
     #[inline]
     pub(crate) fn out(&mut self, bytes: u64, requested: u64) {
         self.out_whole(bytes, requested);
-        if let Some(classes) = &mut self.classes {
-            for (levels, by) in classes.iter_mut().zip([1, requested, bytes]) {
-                levels[BlockClass::of(bytes).0].up(by);
-            }
+        if self.classes.is_some() {
+            self.count_class::<true>(bytes, requested);
+        }
+    }
+
+    /// Counts a block of its class, out or back.
+    #[inline(never)]
+    fn count_class<const OUT: bool>(&mut self, bytes: u64, requested: u64) {
+        let Some(classes) = &mut self.classes else { return };
+        for (levels, by) in classes.iter_mut().zip([1, requested, bytes]) {
+            let level = &mut levels[BlockClass::of(bytes).0];
+            if OUT { level.up(by) } else { level.down(by) }
         }
     }
 
@@ -242,10 +250,8 @@ impl Accounts {
     #[inline]
     pub(crate) fn freed(&mut self, bytes: u64, requested: u64) {
         self.freed_whole(bytes, requested);
-        if let Some(classes) = &mut self.classes {
-            for (levels, by) in classes.iter_mut().zip([1, requested, bytes]) {
-                levels[BlockClass::of(bytes).0].down(by);
-            }
+        if self.classes.is_some() {
+            self.count_class::<false>(bytes, requested);
         }
     }
 

@@ -27,13 +27,15 @@ pub(crate) const LIMITED: u32 = 32;
 pub(crate) const CLOSED: u32 = 64;
 /// The pool splits its memory.
 pub(crate) const ARENA: u32 = 128;
+/// Nothing is reused.
+pub(crate) const UNCACHED: u32 = 512;
 /// Always set: a handle that asks about it has no hits.
 pub(crate) const ALWAYS: u32 = 256;
 
 /// The flags that every free of a whole block asks about.
 pub(crate) const OF_FREE: u32 = OBSERVED | AWAITED | ZEROES | BROKEN | LIMITED | CLOSED;
 /// The flags that every hit asks about.
-pub(crate) const OF_HIT: u32 = OBSERVED | BOUND | BROKEN | ARENA;
+pub(crate) const OF_HIT: u32 = OBSERVED | BOUND | BROKEN | ARENA | UNCACHED;
 
 /// The flags of a pool.
 #[derive(Debug)]

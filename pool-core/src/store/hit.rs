@@ -121,9 +121,6 @@ impl<A: DeviceAllocator> Store<A> {
         kind: A::Kind,
         (bytes, requested): (u64, u64),
     ) -> Option<RecordOwner<A>> {
-        if self.shape.uncached {
-            return None;
-        }
         let clock = self.allocator.clock();
         let now = clock.mark(stream);
         let key = Key { kind, stream_id: clock.stream_id(now) };
@@ -297,7 +294,8 @@ pub(crate) unsafe fn put_part<A: DeviceAllocator>(
     let store = unsafe { address_of(&record) };
     // SAFETY: as in `put`.
     let store: &Store<A> = unsafe { store.as_ref() };
-    let shard = store.shards.get(store.shard_of(&mut record));
+    let Some(part) = record.part() else { return Err(record) };
+    let shard = store.shards.get(part.shard as usize);
     let mut state = shard.lock();
     let flags = store.flags.get(); // under the lock, as in `put`
     if flags & (bypass_flags | CLOSED) != 0 {
