@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   Table      a bin for each size, kind and stream     (table.rs)
-//!     Stack    its blocks, the newest on top            (stack.rs)
+//!     Stack    its blocks, the newest on top            (table.rs)
 //!   Ages       bins by the age of their oldest block    (by_age.rs)
 //!   Sizes      bins by size, where another may serve    (sizes.rs)
 //! ```
@@ -15,7 +15,6 @@
 mod by_age;
 mod places;
 mod sizes;
-mod stack;
 mod table;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -25,8 +24,7 @@ use crate::block::request::Key;
 use crate::port::DeviceAllocator;
 use by_age::Ages;
 use sizes::Sizes;
-use stack::Address;
-use table::{BY_AGE, BY_SIZE, Table};
+use table::{Address, BY_AGE, BY_SIZE, Table};
 
 /// Blocks of a bin that are asked whether they are ready.
 const LOOKS: usize = 8;

@@ -4,11 +4,10 @@
 //! program: what is to be done there, they return.
 #![expect(unsafe_code, reason = "records are in slots, blocks of segments in boxes")]
 
-mod accounts;
 mod keeping;
 mod lend;
-mod published;
 mod shards;
+mod sum;
 
 use crate::block::record::{Record, RecordOwner, SegmentBlock, Slab};
 use crate::block::request::Key;
@@ -21,11 +20,26 @@ use crate::ranges::backing::Backing;
 use crate::ranges::list::Group;
 use crate::ranges::segment::Segment;
 use crate::stream::Pending;
-pub(crate) use accounts::Sum;
 pub(crate) use keeping::{EVICTIONS, Keeping};
 pub(crate) use lend::Grant;
-pub(crate) use published::Round;
-pub(crate) use shards::Shards;
+pub(crate) use shards::{Published, Shards};
+pub(crate) use sum::Sum;
+
+/// Buffers of a round: when it has served so many, a shard counts what happened in it.
+const ROUND: u64 = if cfg!(any(loom, shuttle)) { 8 } else { 2048 };
+/// A shard goes from one thread to another with one request in this many: that is too often, and the
+/// pool takes more shards. (A thread seldom finds a lock taken: it waits for the cache line.)
+const PASSES_TO_SPREAD: u64 = 256;
+
+/// The present round of a shard.
+#[derive(Debug, Default)]
+pub(crate) struct Round {
+    /// It ends when the shard has served so many buffers; 0 before the first.
+    ends: u64,
+    /// The thread that took a block last, and how often that was another one than before.
+    thread: usize,
+    passes: u64,
+}
 
 /// What a shard has. One of `blocks` and `ranges` is empty for ever: a pool with an arena splits its
 /// memory, one without lends whole blocks. It is aligned as the word of its lock, so that nothing lies between
@@ -101,6 +115,65 @@ impl<A: DeviceAllocator> State<A> {
             epoch: 0,
             closed: false,
             owners: i64::from(number == 0),
+        }
+    }
+
+    /// Counts a request of a thread.
+    #[inline]
+    pub(crate) fn note_thread(&mut self, thread: usize) {
+        if self.round.thread != thread {
+            self.round.thread = thread;
+            self.round.passes += 1;
+        }
+    }
+
+    /// Whether a round has ended.
+    #[inline]
+    pub(crate) fn is_round_over(&self) -> bool {
+        self.accounts.live.total() >= self.round.ends
+    }
+
+    /// Begins a round. Returns whether threads took turns so often in the one before that the pool
+    /// should take more shards.
+    pub(crate) fn end_round(&mut self) -> bool {
+        let round = &mut self.round;
+        let is_crowded = round.ends > 0 && round.passes * PASSES_TO_SPREAD > ROUND;
+        (round.ends, round.passes) = (self.accounts.live.total() + ROUND, 0);
+        is_crowded
+    }
+
+    /// Lets others know how much of its ranges is used.
+    #[inline]
+    pub(crate) fn publish_used(&self, published: &Published) {
+        published.note_used(self.ranges.used());
+    }
+
+    /// Counts a whole block that a request took.
+    #[inline]
+    pub(crate) fn count_taken(&mut self, bytes: u64, requested: u64) {
+        self.turn += 1;
+        self.accounts.out_whole(bytes, requested);
+    }
+
+    /// Whether a whole block stays without any other going.
+    #[inline]
+    pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
+        self.blocks.bytes + bytes <= self.lease && bytes <= self.largest
+    }
+
+    /// Counts a whole block that a buffer gave back and that stays.
+    #[inline]
+    pub(crate) fn count_put(&mut self, bytes: u64, requested: u64) {
+        self.count_kept();
+        self.accounts.freed_whole(bytes, requested);
+        self.accounts.live.down(1);
+    }
+
+    /// Notes the peak of free bytes.
+    #[inline]
+    fn count_kept(&mut self) {
+        if self.blocks.bytes > self.blocks_peak {
+            self.blocks_peak = self.blocks.bytes;
         }
     }
 

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   BucketPool::allocate     pool.rs
-//!     Store::hit             hit.rs              one lock: a free block or range
+//!     Store::hit             plain.rs            one lock: a free block or range
 //!     Store::allocate        stages.rs           the stages of a miss, in order
 //!       Store::search        search.rs           other streams, other shards, behind an event
 //!       Store::grow          grow.rs, pages.rs   reserve the bytes, then the device
 //!   PooledBuffer::drop       buffer/freeing.rs
-//!     put                    hit.rs              one lock: the block is free
+//!     put                    plain.rs            one lock: the block is free
 //!     Store::free            free.rs             what passes a limit goes back
 //! ```
 //!
@@ -26,15 +26,16 @@ mod free;
 mod give_back;
 mod give_blocks;
 mod grow;
-pub(crate) mod hit;
 mod leases;
 mod limits;
 #[cfg(all(test, loom))]
 mod model;
 mod moving;
+pub(crate) mod not_plain;
 mod owned;
 mod pages;
 mod places;
+pub(crate) mod plain;
 mod private;
 pub(crate) mod privates;
 mod reading;
@@ -237,20 +238,6 @@ impl<A: DeviceAllocator> Store<A> {
                 .then(|| DeviceError::new(Why::Forked, call))
         };
         self.allocator.clock().fault().or_else(forked)
-    }
-
-    /// Whether the device and this process can serve a plain request, or a plain use, on a stream.
-    #[inline]
-    pub(crate) fn is_plain_on(&self, stream: &StreamOf<A>) -> bool {
-        let clock = self.allocator.clock();
-        clock.owns(stream) && self.is_plain_here() && clock.takes_work(stream)
-    }
-
-    /// Whether nothing is wrong with the device, and the locks were looked at in this process: in a forked
-    /// child the first call goes the slow way, which looks at them.
-    #[inline]
-    pub(crate) fn is_plain_here(&self) -> bool {
-        self.forks.is_known_usable() && self.allocator.clock().fault().is_none()
     }
 
     /// Returns whether an invariant was found broken.

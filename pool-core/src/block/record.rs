@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 /// same time may have neighbouring slots.
 #[repr(align(64))]
 pub(crate) struct Record<A: DeviceAllocator> {
-    /// Its neighbours among the free blocks of its bin (`blocks/stack.rs`).
+    /// Its neighbours among the free blocks of its bin (`blocks/table.rs`).
     pub(crate) links: Links<A>,
     /// Its place among the free blocks of its shard by age (`blocks/by_age.rs`).
     pub(crate) came: u64,

@@ -10,8 +10,7 @@
 use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Key;
 use crate::blocks::Blocks;
-use crate::blocks::stack::Address;
-use crate::blocks::table::BY_AGE;
+use crate::blocks::table::{Address, BY_AGE};
 use crate::port::DeviceAllocator;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -6,8 +6,7 @@
 
 use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Key;
-use crate::blocks::stack::Address;
-use crate::blocks::table::{BY_SIZE, Bin};
+use crate::blocks::table::{Address, BY_SIZE, Bin};
 use crate::blocks::{Blocks, Effort, LOOKS};
 use crate::by_size::{Entries, SizeKey, SizeSteps};
 use crate::port::DeviceAllocator;

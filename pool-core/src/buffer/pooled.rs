@@ -33,7 +33,8 @@ pub(super) type UsesOf<'b, A> =
     UsesGuard<'b, <A as DeviceAllocator>::Clock, &'b mut LastUses<<A as DeviceAllocator>::Clock>>;
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
-    /// Makes a buffer of a block that a hit has just counted as in use, and that knows its store.
+    /// Makes a buffer, which is a pointer to its record, of a block that a hit has just counted as in use, and that
+    /// knows its store.
     #[inline]
     pub(crate) fn again(record: RecordOwner<A>) -> Self {
         debug_assert!(record.store.is_some(), "the block of a hit knows its store");

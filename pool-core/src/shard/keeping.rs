@@ -23,20 +23,6 @@ pub(crate) struct Keeping {
 }
 
 impl<A: DeviceAllocator> State<A> {
-    /// Whether a whole block stays without any other going.
-    #[inline]
-    pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
-        self.blocks.bytes + bytes <= self.lease && bytes <= self.largest
-    }
-
-    /// Counts a whole block that a buffer gave back and that stays.
-    #[inline]
-    pub(crate) fn count_put(&mut self, bytes: u64, requested: u64) {
-        self.count_kept();
-        self.accounts.freed_whole(bytes, requested);
-        self.accounts.live.down(1);
-    }
-
     /// Frees a part of a segment that a buffer gives back, if it stays without any other going. Returns it
     /// otherwise.
     #[inline]
@@ -72,14 +58,6 @@ impl<A: DeviceAllocator> State<A> {
     pub(crate) fn keep(&mut self, key: Key<A::Kind>, record: RecordOwner<A>) {
         self.blocks.push(key, record);
         self.count_kept();
-    }
-
-    /// Notes the peak of free bytes.
-    #[inline]
-    fn count_kept(&mut self) {
-        if self.blocks.bytes > self.blocks_peak {
-            self.blocks_peak = self.blocks.bytes;
-        }
     }
 
     /// Keeps a whole block if the limits allow it, for which it evicts others; else defers its free.

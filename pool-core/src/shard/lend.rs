@@ -57,8 +57,7 @@ impl<A: DeviceAllocator> State<A> {
             found = self.blocks.take_in_range(key, &sizes, ready);
         }
         let record = found?;
-        self.turn += 1;
-        self.accounts.out_whole(record.bytes, requested);
+        self.count_taken(record.bytes, requested);
         self.untouched_hits += u64::from(statistics && record.is_clean());
         Some(record)
     }

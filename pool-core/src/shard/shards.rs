@@ -4,12 +4,11 @@
 use crate::block::request::Key;
 use crate::port::{DeviceAllocator, StreamClock};
 use crate::shard::State;
-use crate::shard::published::Published;
 use crate::sys::atomic::{AtomicU32, Ordering::Acquire, Ordering::Release};
 use crate::sys::{Lock, LockGuard, thread_number};
 use std::hint;
 // Not words that a build counts or a checker knows: they are written under the lock of the first shard.
-use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 
 /// Shards of a pool at most: a power of two.
 pub(crate) const MAX_SHARDS: usize = if cfg!(any(loom, shuttle)) { 4 } else { 64 };
@@ -17,6 +16,26 @@ pub(crate) const MAX_SHARDS: usize = if cfg!(any(loom, shuttle)) { 4 } else { 64
 /// Tries of a busy home before a thread takes another one: a thread that looks there for blocks is gone
 /// by then, and one that stays elsewhere leaves behind all that it warmed.
 const TRIES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 100 };
+
+/// What others may know without the lock of the shard. It is written under the lock and lies beside it
+/// ([`Shard`]), so that a hit writes one cache line for both.
+#[derive(Debug, Default)]
+pub(crate) struct Published {
+    /// Bytes that buffers and private pools have of its ranges.
+    used: AtomicU64,
+}
+
+impl Published {
+    /// Bytes that are used of ranges.
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn note_used(&self, used: u64) {
+        self.used.store(used, Relaxed);
+    }
+}
 
 /// A shard alone on its cache lines (two of them: processors fetch them in pairs). The word that others
 /// read is on that of the lock, which begins `state`.

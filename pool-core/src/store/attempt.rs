@@ -16,7 +16,8 @@ pub(super) const MAX_IN_VAIN: u32 = 4;
 /// How often the program is asked to spare something for one request.
 pub(super) const MAX_ASKS: u32 = 8;
 
-/// What is done next. After all but `Search` and `Refuse` the request searches and asks the device again.
+/// What is done next. Where it could be done, the request searches and asks the device again; else the next step
+/// follows at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Search once more: what another thread has freed meanwhile would be the first to go.

@@ -57,13 +57,6 @@ impl<A: DeviceAllocator> Store<A> {
         state.turn = state.turn.max(latest);
     }
 
-    /// The time at which a block is freed into a shard: allocations of the shard that has most, as far
-    /// as other shards know of it.
-    #[inline]
-    pub(super) fn time_of(&self, state: &State<A>) -> u64 {
-        if self.shards.count() > 1 { state.turn.max(self.turn.load(Relaxed)) } else { state.turn }
-    }
-
     /// Takes twice as many shards as the pool had when it was crowded.
     #[cold]
     pub(super) fn spread(&self, crowded: usize) {

@@ -15,7 +15,7 @@
 //!    ([`PoolBuilder::on_shortage`](crate::PoolBuilder::on_shortage));
 //! 9. an error that says why.
 //!
-//! After each step of 6, 7 and 8 the stages from 1 to 5 are tried again. Their order is a value of its own
+//! After each step of 6, 7 and 8 the stages up to 5 are tried again. Their order is a value of its own
 //! (`attempt.rs`).
 
 use crate::block::request::PoolRequest;

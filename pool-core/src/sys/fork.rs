@@ -38,7 +38,9 @@ impl ForkCheck {
     /// of the pool is held now. It is called in a child only, until the result is stored.
     #[inline]
     pub(crate) fn is_unusable_after_fork(&self, is_held: impl Fn() -> bool) -> bool {
-        !self.is_known_usable() && self.check(self.forks_at_check.load(Acquire), is_held)
+        // Read once: an answer that another thread stores meanwhile stands.
+        let forks_at_check = self.forks_at_check.load(Acquire);
+        forks_at_check != forks_seen() && self.check(forks_at_check, is_held)
     }
 
     #[cold]

@@ -1,69 +1,30 @@
-//! **The hot paths**: a hit, and a free into a shard. Each is one function that takes one lock; what is not
-//! plain is its last call.
+//! What is not plain of a hit and of a free into a shard (`plain.rs`): blocks that are not on top, memory that is
+//! zeroed or split, rounds that end, limits of buckets, requests that wait.
 //!
 //! A request that is no hit goes on in `stages.rs`, a block that its shard does not keep in `free.rs`.
 #![expect(unsafe_code, reason = "the store of a block that is freed, which may go with its lock")]
 
-use crate::block::flags::{CLEAN, PLAIN};
+use crate::block::flags::CLEAN;
 use crate::block::record::{Record, RecordOwner};
 use crate::block::request::{Key, PoolRequest};
 use crate::limits::{Budget, WakeBudget};
 use crate::port::{DeviceAllocator, StreamClock, StreamOf};
 use crate::shard::{Grant, State};
 use crate::store::Store;
-use crate::store::flags::{AWAITED, CLOSED, LIMITED, OF_FREE};
+use crate::store::flags::{AWAITED, CLOSED, LIMITED};
 use crate::store::reference::address_of;
 use crate::sys::{LockGuard, has_no_padding, thread_number};
 use std::ptr::NonNull;
 
 /// The stream that uses the memory, and the one that it must be ready for: another one where zeroes run
 /// ahead.
-type Streams<'s, A> = (&'s StreamOf<A>, &'s StreamOf<A>);
+pub(super) type Streams<'s, A> = (&'s StreamOf<A>, &'s StreamOf<A>);
 
 impl<A: DeviceAllocator> Store<A> {
-    /// Serves a plain request from free memory of its own shard and stream, or of no stream, that
-    /// needs no call to the device: a look into a table, the block on top of a stack, a few additions.
-    /// `sizes`: bytes of the class, and as requested.
-    #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
-    #[inline(always)]
-    pub(crate) fn hit(
-        &self,
-        streams: Streams<'_, A>,
-        kind: A::Kind,
-        sizes: (u64, u64),
-    ) -> Option<RecordOwner<A>> {
-        let ((stream, on), (bytes, requested)) = (streams, sizes);
-        let clock = self.allocator.clock();
-        let key = Key { kind, stream_id: clock.stream_id(clock.mark(stream)) };
-        let Some(thread) = thread_number::known() else {
-            return self.hit_not_plain(None, streams, key, sizes);
-        };
-        let Some(mut state) = self.shards.try_lock_home(&key) else {
-            return self.hit_not_plain(None, streams, key, sizes);
-        };
-        if state.is_round_over() {
-            return self.hit_not_plain(Some(state), streams, key, sizes);
-        }
-        state.note_thread(thread.number);
-        // Under the lock: behind what another thread on the stream has freed until now.
-        let now = clock.mark(stream);
-        let ready = |record: &mut Record<A>| record.is_plain_and_ready(PLAIN, clock, on);
-        let Some(mut record) = state.blocks.take_top(key, bytes, ready) else {
-            return self.hit_not_plain(Some(state), streams, key, sizes);
-        };
-        state.turn += 1;
-        state.accounts.out_whole(bytes, requested);
-        record.requested = requested;
-        if size_of_val(&now) > 0 {
-            record.marks.get_mut().restart_plain(now);
-        }
-        Some(record)
-    }
-
     /// The end of a hit where the block that came last is not plain, a larger one may serve, a round ends,
     /// another thread is in the shard, or this one has no home yet.
     #[inline(never)]
-    fn hit_not_plain(
+    pub(super) fn hit_not_plain(
         &self,
         locked: Option<LockGuard<'_, State<A>>>,
         (stream, on): Streams<'_, A>,
@@ -100,8 +61,7 @@ impl<A: DeviceAllocator> Store<A> {
         let ready = |record: &mut Record<A>| record.is_plain_and_ready(CLEAN, clock, on);
         let found = state.blocks.take_top(key, bytes, ready).map(|record| {
             let clean = record.is_clean();
-            state.turn += 1;
-            state.accounts.out_whole(bytes, requested);
+            state.count_taken(bytes, requested);
             state.untouched_hits += u64::from(clean && self.bounds.statistics);
             (record, clean)
         });
@@ -185,46 +145,6 @@ impl<A: DeviceAllocator> Store<A> {
     }
 }
 
-/// Frees a whole block into its shard, which counts the buffer as freed. Returns the block if that cannot
-/// be done under the lock of one shard, or if any of the flags `bypass_flags` is set.
-///
-/// # Safety
-///
-/// As for [`store_of`](crate::store::reference::store_of).
-#[inline]
-pub(crate) unsafe fn put<A: DeviceAllocator>(
-    mut record: RecordOwner<A>,
-    bypass_flags: u32,
-) -> Result<(), RecordOwner<A>> {
-    // SAFETY: as in `store_of`, until the shard counts the buffer as freed.
-    let address = unsafe { address_of(&record) };
-    // SAFETY: as in `store_of`, until the shard counts the buffer as freed.
-    let store: &Store<A> = unsafe { address.as_ref() };
-    let key = State::key_of(store.allocator.clock(), &mut record);
-    let Some(mut state) = store.shards.try_lock_home(&key) else {
-        // SAFETY: as the caller promises.
-        return unsafe { put_busy(address, key, record, bypass_flags) };
-    };
-    let (bytes, requested) = (record.bytes, record.requested);
-    // The flags are read under the lock: a request that begins to wait takes each lock once after
-    // it sets its flag. Either it finds the block in the shard, or this read sees the flag.
-    if store.flags.get() & OF_FREE == 0 && state.has_room_for(bytes) {
-        record.freed_at = store.time_of(&state);
-        // The store may be freed as soon as this thread unlocks the shard. No reference into the store
-        // is used after that here, and the lock is not accessed after the write that unlocks it
-        // (sys/lock.rs, `unlock`).
-        match state.blocks.push_again(key, record) {
-            Ok(()) => {
-                state.count_put(bytes, requested);
-                return Ok(());
-            }
-            Err(refused) => record = refused,
-        }
-    }
-    // SAFETY: as the caller promises.
-    unsafe { put_locked(address, key, state, record, bypass_flags) }
-}
-
 /// [`put`] where another thread is in the shard, or this one has no home yet.
 ///
 /// # Safety
@@ -232,7 +152,7 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
 /// As for [`put`], and `address` is that of the store.
 #[cold]
 #[inline(never)]
-unsafe fn put_busy<A: DeviceAllocator>(
+pub(super) unsafe fn put_busy<A: DeviceAllocator>(
     address: NonNull<Store<A>>,
     key: Key<A::Kind>,
     record: RecordOwner<A>,
@@ -253,7 +173,7 @@ unsafe fn put_busy<A: DeviceAllocator>(
 /// As for [`put_busy`]; `state` is a shard of the store.
 #[cold]
 #[inline(never)]
-unsafe fn put_locked<A: DeviceAllocator>(
+pub(super) unsafe fn put_locked<A: DeviceAllocator>(
     address: NonNull<Store<A>>,
     key: Key<A::Kind>,
     mut state: LockGuard<'_, State<A>>,
