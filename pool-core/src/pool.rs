@@ -361,7 +361,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let on = reuse.as_ref().unwrap_or(stream);
         let watch = store.watch_plain(true)?;
         let found = store.hit_range((stream, on), kind, (bytes, requested));
-        if watch.ends_broken() { None } else { found.map(PooledBuffer::again) }
+        let buffer = found.map(PooledBuffer::again); // which keeps the memory of a broken pool
+        if watch.ends_broken() { None } else { buffer }
     }
 
     /// Returns a handle to this pool whose requests carry a tag for observers

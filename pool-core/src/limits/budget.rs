@@ -359,9 +359,9 @@ impl Budget {
         ticket
     }
 
-    /// Removes a request from those that wait: it was `served`, or else refused or given up.
-    pub(crate) fn end_waiting(&self, ticket: Ticket, served: bool) {
-        let left = self.0.waiters.leave(ticket, served);
+    /// Removes a request from those that wait: it was served, refused or given up.
+    pub(crate) fn end_waiting(&self, ticket: Ticket) {
+        let left = self.0.waiters.leave(ticket);
         if left.was_last {
             self.set_awaited_of_pools();
         }
@@ -406,7 +406,7 @@ impl Budget {
     #[inline]
     pub(crate) fn wake(&self) {
         if self.has_calls() {
-            self.0.waiters.wake();
+            self.0.waiters.wake(false);
         }
     }
 
@@ -427,7 +427,9 @@ pub(crate) struct WakeBudget(pub(crate) Budget);
 
 impl Drop for WakeBudget {
     fn drop(&mut self) {
-        self.0.wake();
+        if self.0.has_calls() {
+            self.0.0.waiters.wake(true);
+        }
     }
 }
 

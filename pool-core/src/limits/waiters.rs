@@ -30,7 +30,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::Waker;
 
-/// Tasks that are called at once: the first, and one in reserve.
+/// Tasks of a queue that are called at once: the first, and one in reserve.
 const CALLED: usize = 2;
 /// Requests among which the first thread is looked for.
 const MAX_LOOKS: usize = 64;
@@ -83,7 +83,7 @@ impl Kind {
         match self {
             _ if cfg!(any(loom, shuttle)) => 1, // a checker tries each order
             Self::Thread => 10,
-            Self::Task => 4,
+            Self::Task => 32,
         }
     }
 }
@@ -203,8 +203,7 @@ impl Waiters {
 
     /// Removes a request, and calls the next if nobody was ahead of it. Returns whether none is left,
     /// and the request with its waker, which the caller drops when it holds no lock.
-    /// `served`: it has memory, which comes back.
-    pub(crate) fn leave(&self, ticket: Ticket, served: bool) -> Left {
+    pub(crate) fn leave(&self, ticket: Ticket) -> Left {
         let mut line = self.line.lock();
         let Some(at) = line.at(ticket) else { return Left { was_last: false, waiter: None } };
         let was_turn = line.is_turn(at);
@@ -212,8 +211,7 @@ impl Waiters {
         let before = self.count.fetch_sub(1, SeqCst);
         let was_last = before == 1;
         let is_counted = before == line.len() + 1;
-        let most = if served { 1 } else { CALLED };
-        let called = if was_turn { line.call(most) } else { Vec::new() };
+        let called = if was_turn { line.call() } else { Vec::new() };
         self.calls.store(line.has_calls(), SeqCst);
         drop(line);
         call_all(called);
@@ -249,7 +247,7 @@ impl Waiters {
                 if is_turn {
                     line.try_now(at)
                 } else {
-                    called.extend(line.call(CALLED));
+                    called.extend(line.call());
                     NextStep::Yield
                 }
             }
@@ -270,12 +268,15 @@ impl Waiters {
     }
 
     /// Calls those that may be served by memory that was made available.
+    /// `returned`: a buffer was freed, or memory went back; else there may be memory for another reason.
     #[cold]
-    pub(crate) fn wake(&self) {
+    pub(crate) fn wake(&self, returned: bool) {
         let called = {
             let mut line = self.line.lock();
-            line.note_return();
-            let called = line.call(CALLED);
+            if returned {
+                line.note_return();
+            }
+            let called = line.call();
             self.calls.store(line.has_calls(), SeqCst);
             called
         };
@@ -333,22 +334,22 @@ impl Queue {
         &mut self.called
     }
 
-    /// Whom a return of memory calls, if nobody of another queue holds this one up: the first requests, up to
-    /// the first thread, so many that `most` tasks are called and not passed; and that thread.
+    /// Whom a return of memory calls, if nobody of another queue holds this one up: each request up to the first
+    /// thread ahead of which fewer than `most` tasks are called and not passed; and that thread.
     fn callable(&mut self, most: usize) -> Vec<usize> {
-        let (mut left, mut to_call) = (most.saturating_sub(self.outstanding().len()), Vec::new());
+        let (called, mut callable) = (self.outstanding().clone(), Vec::new());
         let waiting = self.waiting.iter().enumerate().filter(|(_, waiter)| !waiter.is_away());
         for (at, waiter) in waiting.take(MAX_LOOKS) {
             let is_thread = waiter.kind == Kind::Thread;
-            if is_thread || left > 0 {
-                to_call.push(at);
+            let ahead = called.iter().filter(|id| **id < waiter.id).count();
+            if is_thread || ahead + callable.len() < most {
+                callable.push(at);
             }
             if is_thread {
                 break;
             }
-            left = left.saturating_sub(1);
         }
-        to_call
+        callable
     }
 
     /// Lets them try. Returns how to call them.
@@ -448,12 +449,16 @@ impl Line {
         self.holder(at, self.holders(firsts))
     }
 
-    /// Passes those ahead of a request that were called and have not come.
+    /// Passes those ahead of a request that were called, would hold it up, and have not come.
     fn pass(&mut self, (of, at): At) {
-        let id = self.queues[of].waiting[at].id;
-        let all = self.queues.iter_mut().flat_map(|queue| queue.waiting.iter_mut());
-        all.filter(|ahead| ahead.id < id && ahead.is_away())
-            .for_each(|ahead| ahead.is_passed = true);
+        let (id, from) = (self.queues[of].waiting[at].id, self.queues[of].from);
+        for queue in &mut self.queues {
+            let own = queue.from;
+            let ahead = queue.waiting.iter_mut().filter(|ahead| ahead.id < id && ahead.is_away());
+            ahead
+                .filter(|ahead| !ahead.lets_pass(own, from))
+                .for_each(|ahead| ahead.is_passed = true);
+        }
     }
 
     fn try_now(&mut self, at: At) -> NextStep {
@@ -472,10 +477,19 @@ impl Line {
         }
     }
 
-    /// Lets the first requests try ([`Queue::callable`]). Returns how to call them.
-    fn call(&mut self, most: usize) -> Vec<Waker> {
-        let firsts = self.firsts(|ahead| !ahead.is_away());
-        firsts.into_iter().flat_map(|(of, _)| self.queues[of].call(most)).collect()
+    /// Lets the first requests try ([`Queue::callable`]), and one of each queue that these alone hold up, should
+    /// they not come. Returns how to call them.
+    fn call(&mut self) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        for (of, _) in self.firsts(|ahead| !ahead.is_away()) {
+            wakers.extend(self.queues[of].call(CALLED));
+        }
+        for (of, _) in self.firsts(|ahead| !ahead.is_away()) {
+            if self.queues[of].outstanding().is_empty() {
+                wakers.extend(self.queues[of].call(1));
+            }
+        }
+        wakers
     }
 
     /// As [`Line::call`], of the other queues, where the first came after this one.
@@ -515,9 +529,9 @@ mod tests {
         let (one, other) = (waiters.join(Kind::Task, asker(0)), waiters.join(Kind::Task, asker(0)));
         assert!(one.is_only && !other.is_only && waiters.has_any());
         let (first, second) = (one.ticket, other.ticket);
-        assert!(!waiters.leave(first, true).was_last, "the second waits");
+        assert!(!waiters.leave(first).was_last, "the second waits");
         assert!(waiters.has_any() && waiters.is_first(second));
-        assert!(waiters.leave(second, true).was_last && !waiters.has_any());
-        assert!(!waiters.leave(second, true).was_last, "it has left");
+        assert!(waiters.leave(second).was_last && !waiters.has_any());
+        assert!(!waiters.leave(second).was_last, "it has left");
     }
 }

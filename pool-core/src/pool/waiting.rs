@@ -313,7 +313,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         }
         match self.try_now() {
             Some(done) => {
-                self.leave(done.is_ok());
+                self.leave();
                 Polled::Done(done)
             }
             None => Polled::Again,
@@ -329,7 +329,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
 
     /// Lets it try, and those ahead of it, although no memory came back that anybody told of.
     fn look_again(&self) {
-        self.pool.budget().waiters().wake();
+        self.pool.budget().waiters().wake(false);
     }
 
     /// Returns whether the request tries before it joins the queue. It does so if no other request
@@ -359,7 +359,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         let is_first =
             self.ticket.is_some_and(|ticket| self.pool.budget().waiters().is_first(ticket));
         if is_first && let Some(done) = self.try_now() {
-            self.leave(done.is_ok());
+            self.leave();
             return done;
         }
         let timeout = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
@@ -368,7 +368,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
 
     /// Leaves the line, with this reason.
     fn give_up(mut self, cause: DeviceError) -> Result<PooledBuffer<A>, AllocError> {
-        self.leave(false);
+        self.leave();
         let unserved = self
             .refused
             .take()
@@ -382,10 +382,10 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         self.pool.store().refuse(unserved, self.bytes, self.pool.settings.tag())
     }
 
-    fn leave(&mut self, served: bool) {
+    fn leave(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             let _watch = self.pool.store().watch();
-            self.pool.budget().end_waiting(ticket, served);
+            self.pool.budget().end_waiting(ticket);
         }
     }
 }
@@ -415,7 +415,7 @@ impl<A: DeviceAllocator> Unpin for AllocateAsync<A> {}
 impl<A: DeviceAllocator> Drop for AllocateAsync<A> {
     fn drop(&mut self) {
         if !self.pool.store().is_forked() {
-            self.leave(false);
+            self.leave();
         }
     }
 }
