@@ -8,30 +8,30 @@
 //!   Sizes      bins by size, where another may serve    (sizes.rs)
 //! ```
 //!
-//! [`Blocks::take_top`] and [`Blocks::push_again`] are **the hot path** of a pool without an arena: they touch a
+//! [`Blocks::pop_top`] and [`Blocks::push_again`] are **the hot path** of a pool without an arena: they touch a
 //! bin and its stack. A bin is listed by age and size when it gets its first block.
 #![expect(unsafe_code, reason = "records of free blocks are owned by their stacks")]
 
 mod by_age;
-mod places;
 mod sizes;
 mod table;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use crate::block::Key;
 use crate::block::record::{Record, RecordOwner};
-use crate::block::request::Key;
 use crate::port::DeviceAllocator;
 use by_age::Ages;
 use sizes::Sizes;
 use table::{Address, BY_AGE, BY_SIZE, Table};
 
 /// Blocks of a bin that are asked whether they are ready.
-const LOOKS: usize = 8;
+const MAX_LOOKS: usize = 8;
 
 /// The free blocks of a shard.
 pub(crate) struct Blocks<A: DeviceAllocator> {
-    table: Table<A>,
+    /// Its bins; the places of each, where shards lease them.
+    pub(crate) table: Table<A>,
     /// Bytes of all blocks.
     pub(crate) bytes: u64,
     /// Blocks that came so far, which is the age of the newest.
@@ -60,7 +60,7 @@ impl<A: DeviceAllocator> Blocks<A> {
     /// Takes the block of a size and stream that came last, if `ready` accepts it.
     #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
     #[inline(always)]
-    pub(crate) fn take_top(
+    pub(crate) fn pop_top(
         &mut self,
         key: Key<A::Kind>,
         bytes: u64,
@@ -81,23 +81,23 @@ impl<A: DeviceAllocator> Blocks<A> {
     }
 
     /// Takes the block of a size and stream that came last, of a few that `ready` accepts.
-    pub(crate) fn take(
+    pub(crate) fn pop(
         &mut self,
         key: Key<A::Kind>,
         bytes: u64,
         ready: impl Fn(&mut Record<A>) -> bool,
     ) -> Option<RecordOwner<A>> {
-        self.take_at(self.table.slot(bytes, key), ready)
+        self.pop_at(self.table.slot(bytes, key), ready)
     }
 
     /// The same for the bin in a slot.
-    fn take_at(
+    fn pop_at(
         &mut self,
         at: usize,
         ready: impl Fn(&mut Record<A>) -> bool,
     ) -> Option<RecordOwner<A>> {
         let mut next = self.table.bin(at).blocks.top;
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_LOOKS {
             let mut address = next?;
             // SAFETY: the stacks own the record, and `self` is borrowed alone.
             let record = unsafe { address.as_mut() };
@@ -251,6 +251,16 @@ impl<A: DeviceAllocator> Drop for Blocks<A> {
                 // SAFETY: it is in no stack any more.
                 drop(unsafe { RecordOwner::of_address(top) });
             }
+        }
+    }
+}
+
+impl<A: DeviceAllocator> Blocks<A> {
+    /// Lets a bin have so many blocks more.
+    pub(crate) fn add_places(&mut self, key: Key<A::Kind>, bytes: u64, places: u32) {
+        if places > 0 {
+            let at = self.find_or_add(bytes, key);
+            self.table.bin(at).places += places;
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::pool::BucketPool;
 use crate::port::DeviceAllocator;
+use crate::store::{check, spread};
 
 pub use crate::store::{BlockSum, Checked};
 pub use crate::sys::thread_number::TestThreads;
@@ -41,7 +42,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             "{}",
             store.fault().map_or_else(String::new, |it| it.to_string())
         );
-        store.check()
+        check::check(store)
     }
 }
 
@@ -50,7 +51,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Takes shards until there are `count`, or as many as the pool may have, as a pool does in which
     /// threads take turns.
     pub fn take_shards(&self, count: usize) {
-        self.store().spread_to(count);
+        spread::spread_to(self.store(), count);
     }
 
     #[doc(hidden)]

@@ -1,14 +1,12 @@
 //! The errors of a pool: a refused request with the figures of that moment, and wrong settings.
 
-mod config;
 mod figures;
 mod text;
 
 pub use crate::port::{DeviceError, Limit, Why};
-pub use config::ConfigError;
 pub use figures::{CachedOnStream, Figures, Verdict};
 
-use std::error;
+use std::{error, fmt};
 
 /// The error of a pool that could not do what the caller requested, with the pool's figures at that
 /// moment.
@@ -83,3 +81,23 @@ impl error::Error for AllocError {
         Some(&self.0.cause)
     }
 }
+
+/// A setting that is out of its range, or contradicts another: what it is, and what was expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError(String);
+
+impl ConfigError {
+    /// Returns the error of a setting, with its value, and what was expected.
+    #[must_use]
+    pub fn new(setting: impl fmt::Display, expected: impl fmt::Display) -> Self {
+        Self(format!("{setting}; expected {expected}"))
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl error::Error for ConfigError {}

@@ -36,8 +36,8 @@ pub(crate) fn broken(what: &'static &'static str) {
     assert!(!cfg!(debug_assertions) || std::thread::panicking(), "broken invariant: {what}");
 }
 
-/// A call of a pool, which may run inside a call of another pool. It puts the note of the outer call
-/// aside until it is dropped.
+/// A call of a pool, which may run inside a call of another pool: it keeps the note of the outer call, and puts it
+/// back when it is dropped.
 pub(crate) struct Scope {
     outer: Note,
 }

@@ -3,7 +3,7 @@
 //! A [`BucketPool`] keeps freed blocks warm and hands them out again. It runs over a
 //! [`DeviceAllocator`] and never looks into a block: bookkeeping is out of band, so CUDA pointers,
 //! `wgpu` buffers and host pages run through the same code. ARCHITECTURE.md follows a request
-//! through these modules; `store/plain.rs` has the hot paths.
+//! through these modules; `store/hit.rs` has the hot paths.
 #![deny(unsafe_code)]
 #![cfg_attr(any(loom, shuttle), allow(dead_code, reason = "the models give threads their numbers"))]
 

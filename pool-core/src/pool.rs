@@ -5,7 +5,6 @@ pub(crate) mod builder;
 pub(crate) mod pool_ref;
 pub(crate) mod private_pool;
 mod serve;
-mod set_limits;
 mod settings;
 mod upkeep;
 pub(crate) mod waiting;
@@ -15,10 +14,10 @@ use crate::error::AllocError;
 use crate::observe::Tag;
 use crate::pool::pool_ref::HandleSettings;
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy};
-use crate::store::Store;
-use crate::store::flags::{ALWAYS, ARENA, AWAITED, OF_HIT};
-use crate::store::reference::{Handle, Owner};
-use crate::store::stages::Unserved;
+use crate::store::hit::{ALWAYS, ARENA, AWAITED, OF_HIT};
+use crate::store::life::{Handle, Owner};
+use crate::store::refusal::Unserved;
+use crate::store::{Store, device, refusal};
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
@@ -56,7 +55,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let (clock, budget) = (owner.store().allocator.clock(), &owner.store().ledger.budget);
         budget.join(&owner);
         clock.tell_of_submissions(budget.told_of_submissions());
-        let no_hit_at = no_hit_at(owner.store().bounds.zero, false);
+        let no_hit_at = no_hit_at(owner.store().settings.zero, false);
         Self { handle: Handle::new(owner), settings: HandleSettings::default(), no_hit_at }
     }
 
@@ -90,9 +89,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Returns the granule: sizes of blocks are multiples of this many bytes, whatever the policy.
     #[must_use]
     pub fn granule(&self) -> u64 {
-        match self.store().shape.is_arena() {
+        match self.store().layout.is_arena() {
             false => self.allocator().granule(),
-            true => self.store().shape.granule(),
+            true => self.store().layout.granule(),
         }
     }
 
@@ -260,7 +259,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Returns the kind of memory whose blocks start at multiples of `alignment` bytes.
     #[cold]
     fn kind_aligned(&self, alignment: u64, bytes: u64) -> Result<A::Kind, AllocError> {
-        self.store().aligned(A::Kind::default(), alignment).map_err(|cause| {
+        device::aligned(self.store(), A::Kind::default(), alignment).map_err(|cause| {
             let text = match cause {
                 DeviceError { why: Why::Unsupported, expected: most @ 1.., .. } => {
                     format!("alignment of {alignment} B; expected a power of two up to {most}")
@@ -402,7 +401,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     #[must_use]
     pub fn refusal(&self, cause: DeviceError, bytes: u64) -> AllocError {
-        self.store().refuse(Unserved::early(cause, bytes), bytes, self.settings.tag())
+        refusal::refuse(self.store(), Unserved::early(cause, bytes), bytes, self.settings.tag())
     }
 
     /// Gives a buffer back to the pool that it came from. Dropping the buffer does the same.

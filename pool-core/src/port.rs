@@ -7,16 +7,13 @@
 mod allocator;
 mod clock;
 mod error;
-mod host_memory;
 mod transfer;
-mod zero;
 
 pub use allocator::{
     Allocating, CommitCall, DecommitCall, DeviceAllocator, Handles, Lent, MarkOf, Memory,
-    PageCalls, ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks, Zeroing,
+    PageCalls, ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks, ZeroPolicy,
+    Zeroing,
 };
 pub use clock::{Immediate, Order, StreamClock};
 pub use error::{DeviceError, Limit, Why};
-pub use host_memory::HostMemory;
-pub use transfer::{Arrival, Transfer, TransferLater};
-pub use zero::ZeroPolicy;
+pub use transfer::{Arrival, HostMemory, Transfer, TransferLater};

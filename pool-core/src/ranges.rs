@@ -2,21 +2,19 @@
 //! pure structure: no lock, no call to a device, no time.
 //!
 //! [`Ranges::take`] and [`Ranges::free`] are the way of a block. Who takes memory from the device
-//! adds it as a segment; who gives it back asks which ranges can go ([`give`]).
+//! adds it as a segment; who gives it back asks which ranges can go ([`returnable`]).
 //! `docs/decisions/027-the-book.md` has the invariants; `check.rs` asserts them.
 
 pub(crate) mod arena;
-pub(crate) mod backing;
 #[cfg(feature = "check")]
 mod check;
 pub(crate) mod find;
 mod free;
-mod give;
 pub(crate) mod list;
-mod listed;
 pub(crate) mod node;
 pub(crate) mod place;
 pub(crate) mod plain;
+pub(crate) mod returnable;
 pub(crate) mod segment;
 #[cfg(test)]
 mod tests;
@@ -25,10 +23,10 @@ mod visits;
 
 use crate::port::StreamClock;
 use crate::ranges::arena::ArenaConfig;
-use crate::ranges::backing::Backing;
+use crate::ranges::segment::Backing;
 use crate::stream::{Pending, Requester};
+use list::SplitFigures;
 use list::{Group, RangeLists};
-use listed::SplitFigures;
 use node::{NodeState, Nodes};
 use segment::Segments;
 
@@ -150,7 +148,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     }
 
     /// Takes a block back that was freed at `freed_at`. A new owner must be ordered after all of
-    /// `marks`. `unzeroed`: whether old contents may show.
+    /// `marks`. `dirty`: whether old contents may show.
     #[expect(clippy::inline_always, reason = "a free is one function: no calls and no spills")]
     #[inline(always)]
     pub(crate) fn free(
@@ -158,7 +156,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         clock: &C,
         id: u32,
         marks: Pending<C::Mark>,
-        (unzeroed, freed_at): (bool, u64),
+        (dirty, freed_at): (bool, u64),
     ) {
         let one = match &marks {
             Pending::Nothing => Some(None),
@@ -166,11 +164,11 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             Pending::Many(_) => None,
         };
         if let Some(mark) = one
-            && self.free_plain(clock, id, mark, (unzeroed, freed_at))
+            && self.free_plain(clock, id, mark, (dirty, freed_at))
         {
             return;
         }
-        self.free_not_plain(clock, id, marks, (unzeroed, freed_at));
+        self.free_not_plain(clock, id, marks, (dirty, freed_at));
     }
 
     /// As [`Ranges::free`], whatever the range is.
@@ -180,11 +178,11 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         clock: &C,
         id: u32,
         marks: Pending<C::Mark>,
-        (unzeroed, freed_at): (bool, u64),
+        (dirty, freed_at): (bool, u64),
     ) {
         let node = &mut self.nodes[id];
         let bytes = node.bytes;
-        node.unzeroed = unzeroed;
+        node.dirty = dirty;
         self.used -= bytes;
         self.release(clock, id, marks, freed_at);
     }

@@ -1,29 +1,28 @@
 //! A shard: a lock over free memory, with the exact accounts of what is under it.
 //!
-//! Methods of [`State`] run under the lock. They call no device, no observer and no code of the
+//! Methods of [`Heap`] run under the lock. They call no device, no observer and no code of the
 //! program: what is to be done there, they return.
 #![expect(unsafe_code, reason = "records are in slots, blocks of segments in boxes")]
 
-mod keeping;
 mod lend;
+mod rules;
+mod search;
 mod shards;
-mod sum;
 
+use crate::block::Key;
 use crate::block::record::{Record, RecordOwner, SegmentBlock, Slab};
-use crate::block::request::Key;
 use crate::blocks::Blocks;
 use crate::observe::{Accounts, PoolStats};
 use crate::port::{DeviceAllocator, MarkOf, StreamClock};
-use crate::ranges::Ranges;
 use crate::ranges::arena::ArenaConfig;
-use crate::ranges::backing::Backing;
 use crate::ranges::list::Group;
-use crate::ranges::segment::Segment;
+use crate::ranges::segment::{Backing, Segment};
+use crate::ranges::{Ranges, returnable};
 use crate::stream::Pending;
-pub(crate) use keeping::{EVICTIONS, Keeping};
 pub(crate) use lend::Grant;
-pub(crate) use shards::{Published, Shards};
-pub(crate) use sum::Sum;
+pub(crate) use rules::{KeepRules, MAX_EVICTIONS};
+pub(crate) use search::{Behind, MAX_NODES, Search, Taken};
+pub(crate) use shards::Shards;
 
 /// Buffers of a round: when it has served so many, a shard counts what happened in it.
 const ROUND: u64 = if cfg!(any(loom, shuttle)) { 8 } else { 2048 };
@@ -41,13 +40,14 @@ pub(crate) struct Round {
     passes: u64,
 }
 
-/// What a shard has. One of `blocks` and `ranges` is empty for ever: a pool with an arena splits its
-/// memory, one without lends whole blocks. It is aligned as the word of its lock, so that nothing lies between
+/// What a shard has. One of `blocks` and `ranges` is empty for ever. It is aligned as the word of its lock, so that nothing lies between
 /// the two (`sys/lock.rs`).
 #[repr(align(8))]
-pub(crate) struct State<A: DeviceAllocator> {
+pub(crate) struct Heap<A: DeviceAllocator> {
     /// The number of the shard.
     pub(crate) number: u32,
+    /// Whether memory is split: free memory is in `ranges`, else in `blocks`.
+    pub(crate) splits: bool,
     pub(crate) blocks: Blocks<A>,
     pub(crate) ranges: Ranges<A::Clock, A::Kind>,
     /// The block of each segment of `ranges`, by number.
@@ -66,7 +66,7 @@ pub(crate) struct State<A: DeviceAllocator> {
     /// Frees of blocks that became no free memory of the pool's.
     pub(crate) not_kept: u64,
     /// The time of the shard: allocations so far, or what slow paths have seen elsewhere.
-    pub(crate) turn: u64,
+    pub(crate) time: u64,
     /// The most bytes that were allocated at once, until the peaks were reset last.
     pub(crate) allocated_peak: u64,
     /// The most free bytes at once, of whole blocks.
@@ -76,7 +76,7 @@ pub(crate) struct State<A: DeviceAllocator> {
     /// Whether it may keep as many blocks of a size as it has leased places, where buckets are limited: not
     /// in a pool of one shard, which has the whole limit.
     pub(crate) leases_places: bool,
-    /// Larger blocks are not kept.
+    /// Larger blocks are not kept. Set with the cached limit (`store/leases.rs`).
     pub(crate) largest: u64,
     pub(crate) round: Round,
     /// Changes with the limits of the cache, under all locks.
@@ -87,14 +87,16 @@ pub(crate) struct State<A: DeviceAllocator> {
     pub(crate) owners: i64,
 }
 
-impl<A: DeviceAllocator> State<A> {
+impl<A: DeviceAllocator> Heap<A> {
     /// An empty shard. `split`: how memory is split; `None` for whole blocks. `lease`: bytes that may
     /// be free here.
     pub(crate) fn new(number: u32, split: Option<(ArenaConfig, Backing)>, lease: u64) -> Self {
+        let splits = split.is_some();
         let (arena, backing) = split.unwrap_or((ArenaConfig::grow(), Backing::Block));
         let is_torch = arena.is_torch();
         Self {
             number,
+            splits,
             blocks: Blocks::new(),
             ranges: Ranges::new(arena, backing),
             segments: Vec::new(),
@@ -105,7 +107,7 @@ impl<A: DeviceAllocator> State<A> {
             counts: PoolStats::default(),
             untouched_hits: 0,
             not_kept: 0,
-            turn: 0,
+            time: 0,
             allocated_peak: 0,
             blocks_peak: 0,
             lease,
@@ -142,16 +144,10 @@ impl<A: DeviceAllocator> State<A> {
         is_crowded
     }
 
-    /// Lets others know how much of its ranges is used.
-    #[inline]
-    pub(crate) fn publish_used(&self, published: &Published) {
-        published.note_used(self.ranges.used());
-    }
-
     /// Counts a whole block that a request took.
     #[inline]
     pub(crate) fn count_taken(&mut self, bytes: u64, requested: u64) {
-        self.turn += 1;
+        self.time += 1;
         self.accounts.out_whole(bytes, requested);
     }
 
@@ -248,7 +244,8 @@ impl<A: DeviceAllocator> State<A> {
     /// Takes a segment out that a free range is all of.
     pub(crate) fn remove_segment(&mut self, id: u32) -> Option<Removed<A>> {
         let at = self.ranges.nodes[id].segment;
-        let (Segment { bytes, group, .. }, after) = self.ranges.remove_segment(id)?;
+        let (Segment { bytes, group, .. }, after) =
+            returnable::remove_segment(&mut self.ranges, id)?;
         let block = self.segments.get_mut(at as usize).and_then(Option::take);
         invariant!(block.is_some(), "each segment has its block");
         // SAFETY: all of the segment was free, and its ranges are gone.
@@ -278,10 +275,13 @@ impl<A: DeviceAllocator> State<A> {
         for at in 0..self.segments.len() {
             let Some(block) = self.segments[at].take() else { continue };
             // SAFETY: the pool ends, after the last buffer, so no range is lent.
-            segments.push((unsafe { block.into_inner() }, self.ranges.marks_of_segment(at)));
+            segments.push((
+                unsafe { block.into_inner() },
+                returnable::marks_of_segment(&self.ranges, at),
+            ));
         }
         let deferred = std::mem::take(&mut self.deferred);
-        let free = std::iter::from_fn(|| self.blocks.take_oldest(u64::MAX, |_| true));
+        let free = std::iter::from_fn(|| self.blocks.pop_oldest(u64::MAX, |_| true));
         for record in deferred.into_iter().chain(free.collect::<Vec<_>>()) {
             blocks.extend(self.remove_block(record));
         }

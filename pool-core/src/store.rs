@@ -1,75 +1,78 @@
-//! A pool behind its handles: its shards, its limits, and the control flow of a request and a free.
+//! A pool behind its handles: its shards, its limits, and the rooms that a request and a free go through.
 //!
 //! ```text
-//!   BucketPool::allocate     pool.rs
-//!     Store::hit             plain.rs            one lock: a free block or range
-//!     Store::allocate        stages.rs           the stages of a miss, in order
-//!       Store::search        search.rs           other streams, other shards, behind an event
-//!       Store::grow          grow.rs, pages.rs   reserve the bytes, then the device
-//!   PooledBuffer::drop       buffer/freeing.rs
-//!     put                    plain.rs            one lock: the block is free
-//!     Store::free            free.rs             what passes a limit goes back
+//!   BucketPool::allocate       pool.rs
+//!     Store::hit               hit.rs               one lock: a free block or range
+//!     attempt::allocate        attempt.rs           the stages of a miss, in order
+//!       search::search         search.rs, steal.rs  other streams, other shards, behind an event
+//!       grow::grow             grow.rs              memory from the device (device.rs, pieces.rs)
+//!       trim::trim             trim.rs              memory back to the device
+//!       refusal::refuse        refusal.rs           the last look, and the error
+//!   PooledBuffer::drop         buffer/freeing.rs
+//!     free_plain               hit.rs               one lock: the block is free
+//!     free::free               free.rs              what passes a limit goes back (trim.rs)
 //! ```
 //!
-//! No lock is held across a call of the device, an observer or the program's own code. No lock of a
-//! shard is waited for while another is held, but by who takes all of them in their order: the end of
-//! a closed pool (reference.rs), the last search before a refusal (refusal.rs), sums, and counts.
+//! A room is a module of functions over a [`Store`], or a type; which may call which, the imports say, and no
+//! two call each other. [`Store`] itself has what all of them ask.
+//!
+//! No lock is held across a call of the device, an observer or the program's own code. A function that takes
+//! `&mut Heap` runs under the lock of a shard, and calls none of them. No lock of a
+//! shard is waited for while another is held, but by cold calls that take all of them in their order: sums, the last
+//! search before a refusal (refusal.rs), changed limits (leases.rs), more shards (spread.rs), and the end of a closed
+//! pool (life.rs).
 
-mod ask;
-mod attempt;
+pub(crate) mod attempt;
+mod bound;
 #[cfg(all(test, not(any(loom, miri, shuttle))))] // broken pools are never freed
 mod broken;
+pub(crate) mod captures;
 #[cfg(feature = "check")]
-mod check;
-pub(crate) mod flags;
-mod free;
-mod give_back;
-mod give_blocks;
+pub(crate) mod check;
+pub(crate) mod device;
+pub(crate) mod figures;
+pub(crate) mod free;
 mod grow;
+pub(crate) mod hit;
+mod layout;
 mod leases;
-mod limits;
+pub(crate) mod life;
+mod member;
 #[cfg(all(test, loom))]
 mod model;
-mod moving;
-pub(crate) mod not_plain;
-mod owned;
-mod pages;
+mod pieces;
 mod places;
-pub(crate) mod plain;
-mod private;
-pub(crate) mod privates;
-mod reading;
-pub(crate) mod reference;
-mod refusal;
+pub(crate) mod refusal;
 mod search;
-mod shape;
-mod spread;
-pub(crate) mod stages;
+pub(crate) mod spread;
 mod steal;
-mod survey;
-mod totals;
-mod trim;
-mod warm;
+pub(crate) mod sums;
+pub(crate) mod trim;
+mod visit;
+pub(crate) mod warm;
 
+use crate::block::PoolRequest;
 use crate::block::guards::{GUARD_BYTES, Guards};
-use crate::block::request::PoolRequest;
+use crate::block::record::RecordOwner;
 use crate::error::Figures;
 use crate::invariant::{self, Scope};
 use crate::limits::{
-    Asker, Budget, CachedLimit, CachedLimitNow, DeviceId, Ledger, Retention, Ticks, Transit,
+    Asker, Budget, CachedLimit, CachedLimitNow, DeviceId, InTransit, Ledger, Retention, Ticks,
+    Transit,
 };
 use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy};
-use crate::shard::{Keeping, Shards, State};
+use crate::shard::{Heap, KeepRules, Removed, Shards};
 use crate::size::SizeClasses;
-use crate::store::flags::{ARENA, BROKEN, CLOSED, Flags, LIMITED, OBSERVED, UNCACHED, ZEROES};
-use crate::store::owned::Owned;
+use crate::store::bound::Totals;
+use crate::store::captures::Privates;
+use crate::store::device::Owned;
+use crate::store::hit::{ARENA, BROKEN, CLOSED, Flags, LIMITED, OBSERVED, UNCACHED, ZEROES};
+use crate::store::life::Owner;
 use crate::store::places::Places;
-use crate::store::privates::Privates;
-use crate::store::reference::Owner;
-use crate::store::spread::Peaks;
-use crate::store::totals::Totals;
+use crate::store::sums::Peaks;
 use crate::stream::{Requester, StealPolicy};
+use crate::sys::atomic::Ordering::Relaxed;
 use crate::sys::atomic::{AtomicU32, AtomicU64};
 use crate::sys::{ForkCheck, Mutex};
 use std::any::TypeId;
@@ -78,13 +81,13 @@ use std::sync::{Arc, OnceLock, Weak};
 
 #[cfg(feature = "check")]
 pub use check::{BlockSum, Checked};
-pub(crate) use shape::Shape;
+pub(crate) use layout::Layout;
 
-/// The settings of a pool that do not change.
+/// The settings of a pool. Its limits on cached memory may change while it runs.
 #[derive(Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct Settings {
     pub(crate) cached: CachedLimitNow,
-    pub(crate) keeping: Keeping,
+    pub(crate) rules: KeepRules,
     pub(crate) statistics: bool,
     /// When blocks are zeroed.
     pub(crate) zero: ZeroPolicy,
@@ -100,8 +103,8 @@ pub(crate) type OnShortage = Arc<dyn Fn(u64) -> bool + Send + Sync>;
 pub(crate) struct Store<A: DeviceAllocator> {
     pub(crate) allocator: A,
     pub(crate) classes: SizeClasses,
-    pub(crate) bounds: Bounds,
-    pub(crate) shape: Shape<A>,
+    pub(crate) settings: Settings,
+    pub(crate) layout: Layout<A>,
     pub(crate) ledger: Ledger,
     /// Flags that send requests and frees the slow way.
     pub(crate) flags: Flags,
@@ -116,8 +119,8 @@ pub(crate) struct Store<A: DeviceAllocator> {
     /// The invariant that was found broken.
     broken: OnceLock<&'static str>,
     /// The latest time that a slow path has seen, by which shards know what is old.
-    turn: AtomicU64,
-    /// Changes with the limits of the cache (`limits.rs`).
+    time: AtomicU64,
+    /// Changes with the limits of the cache (`leases.rs`).
     epoch: AtomicU32,
     /// Bytes of the cached limit that shards have leased, where there are several.
     leased: AtomicU64,
@@ -138,7 +141,7 @@ pub(crate) struct Store<A: DeviceAllocator> {
     /// Dropped before the shards, which own the slots of its records.
     pub(crate) privates: Privates<A>,
     pub(crate) shards: Shards<A>,
-    /// The address of the box that it is in, once it is (`store/reference.rs`).
+    /// The address of the box that it is in, once it is (`store/life.rs`).
     own: AtomicPtr<()>,
     /// Its owner, of which handles are counted.
     pub(crate) owner: OnceLock<Weak<Owner<A>>>,
@@ -160,33 +163,33 @@ impl Goal {
 
 impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn new(
-        (allocator, shape): (A, Shape<A>),
+        (allocator, layout): (A, Layout<A>),
         classes: SizeClasses,
-        bounds: Bounds,
+        settings: Settings,
         ledger: Ledger,
         (on_shortage, observers, guards): (Option<OnShortage>, Observers, Option<Guards<A>>),
         shards: Option<usize>,
     ) -> Self {
         allocator.prepare();
         // Of PyTorch's segments there is one list, of a bucket by stream one count.
-        let is_one = shape.uncached
-            || shape.is_torch()
-            || bounds.keeping.limits_buckets && A::Clock::HAS_STREAMS;
+        let is_one = layout.uncached
+            || layout.is_torch()
+            || settings.rules.limits_buckets && A::Clock::HAS_STREAMS;
         let most = if is_one { 1 } else { shards.unwrap_or_else(spread::most) };
-        let first = State::new(0, shape.split(), bounds.cached.get().bytes(0));
+        let first = Heap::new(0, layout.split(), settings.cached.get().bytes(0));
         let is_observed = observers.any_sees_hits() || guards.is_some();
-        let flags = if bounds.zero == ZeroPolicy::OnReturn { ZEROES } else { 0 }
-            | if bounds.keeping.limits_buckets { LIMITED } else { 0 }
-            | if shape.is_arena() { ARENA } else { 0 }
-            | if shape.uncached { UNCACHED } else { 0 }
+        let flags = if settings.zero == ZeroPolicy::OnReturn { ZEROES } else { 0 }
+            | if settings.rules.limits_buckets { LIMITED } else { 0 }
+            | if layout.is_arena() { ARENA } else { 0 }
+            | if layout.uncached { UNCACHED } else { 0 }
             | if is_observed { OBSERVED } else { 0 };
         let store = Self {
             shards: Shards::new(most, first),
             allocator,
-            shape,
+            layout,
             larger_blocks_serve: classes.has_larger_blocks(),
             classes,
-            bounds,
+            settings,
             ledger,
             flags: Flags::new(flags),
             observers,
@@ -195,7 +198,7 @@ impl<A: DeviceAllocator> Store<A> {
             on_shortage: Mutex::new(on_shortage),
             forks: ForkCheck::new(),
             broken: OnceLock::new(),
-            turn: AtomicU64::new(0),
+            time: AtomicU64::new(0),
             epoch: AtomicU32::new(0),
             leased: AtomicU64::new(0),
             summed: AtomicU64::new(0),
@@ -210,7 +213,7 @@ impl<A: DeviceAllocator> Store<A> {
             owner: OnceLock::new(),
         };
         if let Some(count) = shards {
-            store.spread_to(count);
+            spread::spread_to(&store, count);
         }
         store
     }
@@ -319,18 +322,21 @@ impl<A: DeviceAllocator> Store<A> {
         Asker { pool: self.address().addr(), device: self.device() }
     }
 
-    /// Whether the pool's own limit leaves `bytes` bytes to a request once the pool has given back what
-    /// it can.
-    pub(crate) fn could_give_back(&self, bytes: u64) -> bool {
-        bytes <= self.ledger.limit().saturating_sub(self.lost_bytes())
+    /// The shard that a request begins with.
+    pub(super) fn home(&self, request: &PoolRequest<'_, A>) -> usize {
+        self.shards.home(&request.key)
     }
 
-    /// Returns the bound on free bytes at this moment.
-    pub(crate) fn cached_limit(&self) -> u64 {
-        match self.bounds.cached.get() {
-            share @ CachedLimit::OfPeak(_) => share.bytes(self.allocated_peak()),
-            limit => limit.bytes(0),
-        }
+    /// Brings the time of a shard and that of the pool to the later of the two.
+    pub(super) fn keep_time(&self, heap: &mut Heap<A>) {
+        let latest = self.time.fetch_max(heap.time, Relaxed);
+        heap.time = heap.time.max(latest);
+    }
+
+    /// Whether free memory has no limit.
+    #[inline]
+    pub(super) fn is_unlimited(&self) -> bool {
+        matches!(self.settings.cached.get(), CachedLimit::Unlimited)
     }
 
     /// Returns the stream that requests a block, with the rules for the blocks that it may take.
@@ -342,7 +348,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// As [`Store::requester`], for work on a stream.
     #[inline]
     fn requester_on<'r>(&'r self, on: &'r StreamOf<A>) -> Requester<'r, A::Clock> {
-        let (clock, steal) = (self.allocator.clock(), self.bounds.steal);
+        let (clock, steal) = (self.allocator.clock(), self.settings.steal);
         Requester { clock, on, steal, cpu_touches: A::MEMORY.cpu_touches, host_waits: false }
     }
 
@@ -396,12 +402,27 @@ impl<A: DeviceAllocator> Store<A> {
         self.ledger.budget.transit()
     }
 
+    /// Notes that memory leaves a list of a locked shard: it is on its way until the drop.
+    pub(crate) fn leaves(&self, _from: &Heap<A>) -> InTransit<'_> {
+        InTransit::new(self.transit())
+    }
+
+    /// Takes a whole block out of the pool's hands, under the lock of a shard.
+    pub(crate) fn remove_block(
+        &self,
+        heap: &mut Heap<A>,
+        record: RecordOwner<A>,
+    ) -> Option<Removed<A>> {
+        self.owned.lock().remove(&record);
+        bound::note_gone(self, record.kind, record.bytes);
+        heap.remove_block(record)
+    }
+
     /// Closes the store when its owner is dropped: it keeps no more blocks.
     pub(crate) fn close(&self) {
         self.flags.set(CLOSED, true);
-        for at in 0..self.shards.count() {
-            self.shards.lock(at).closed = true;
-        }
+        // All at once: a thread that takes more shards meanwhile makes closed ones, or these are among all.
+        self.shards.lock_all().iter_mut().for_each(|heap| heap.closed = true);
     }
 
     /// Drops the program's function for a shortage, which may hold buffers of any pool.
@@ -409,13 +430,6 @@ impl<A: DeviceAllocator> Store<A> {
         // The lock is released before the drop, which may return buffers to this store.
         let on_shortage = self.on_shortage.lock().take();
         drop(on_shortage);
-    }
-
-    /// Gives all free memory of a closed store back to the device.
-    pub(crate) fn give_all_back(&self) {
-        self.drop_on_shortage();
-        // The errors are ignored because no caller could receive them.
-        let (_, _) = (self.free_deferred(), self.give_back(Goal::all(Reason::Closed)));
     }
 }
 
@@ -462,6 +476,6 @@ fn take_note<A: DeviceAllocator>(store: &Store<A>, wakes: bool) {
 
 impl<A: DeviceAllocator> Drop for Store<A> {
     fn drop(&mut self) {
-        self.release_all();
+        device::release_all(self);
     }
 }

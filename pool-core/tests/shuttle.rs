@@ -140,14 +140,16 @@ struct Table<A: Tried> {
     live: BTreeMap<u64, u64>,
     /// Whether threads change the limits of the cache.
     limits_change: bool,
+    /// Whether the pool takes more shards while threads use it.
+    spreads: bool,
     /// Blocks of each size from before the request until after the free.
     wanted: BTreeMap<u64, Count>,
 }
 
 impl<A: Tried> Table<A> {
     fn new() -> Self {
-        let limits_change = false;
-        Self { left: Vec::new(), live: BTreeMap::new(), limits_change, wanted: BTreeMap::new() }
+        let (left, live, wanted) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        Self { left, live, limits_change: false, spreads: false, wanted }
     }
     fn add(&mut self, buffer: &PooledBuffer<A>) {
         let (start, end) = A::place(buffer);
@@ -220,6 +222,7 @@ fn step<A: Tried>(pool: &BucketPool<A>, table: &Mutex<Table<A>>, own: &mut Vec<P
             pool.set_bucket_limit(choose(4)).unwrap();
             pool.set_cached_limit(8 * KIB + 8 * KIB * choose(3) as u64).unwrap();
         }
+        13 if table.lock().unwrap().spreads => pool.take_shards(1 + choose(4)),
         13 => assert!(pool.clear().is_ok()),
         14 => assert!(pool.stats().allocated_bytes <= MIB && pool.tick(Duration::MAX).is_ok()),
         _ => assert!(pool.stats().deallocations <= pool.cached_buffers().len() as u64 + 1000),
@@ -259,32 +262,50 @@ fn check_bound<A: Tried>(given: &BTreeMap<u64, Count>, table: &Table<A>, own_siz
     assert!(of_all <= wanted_of_all, "{of_all} bytes in all");
 }
 
-fn run<A: Tried>(builder: impl Fn(PoolBuilder<A>) -> PoolBuilder<A> + Send + Sync + 'static) {
-    run_where((true, false), builder);
+/// What threads do besides.
+#[derive(Clone, Copy, Default)]
+struct Also {
+    /// A block serves requests of smaller sizes, too.
+    larger_serve: bool,
+    limits_change: bool,
+    spreads: bool,
 }
 
-/// `own_size_only`: a block serves requests of its size alone. `limits_change`: threads change limits.
-fn run_where<A: Tried>(
-    (own_size_only, limits_change): (bool, bool),
-    builder: impl Fn(PoolBuilder<A>) -> PoolBuilder<A> + Send + Sync + 'static,
-) {
+fn run<A: Tried>(builder: impl Fn(PoolBuilder<A>) -> PoolBuilder<A> + Send + Sync + 'static) {
+    run_where(Also::default(), builder);
+}
+
+/// Tries schedules of a program.
+fn try_schedules(program: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
     config.stack_size = 1 << 20;
     config.max_steps = shuttle::MaxSteps::None;
     let count = std::env::var("BUCKETPOOL_SCHEDULES");
     let count = count.map_or(SCHEDULES, |count| count.parse().expect("a number of schedules"));
     let schedules = shuttle::scheduler::RandomScheduler::new(count);
-    shuttle::Runner::new(schedules, config).run(move || {
+    shuttle::Runner::new(schedules, config).run(program);
+}
+
+fn run_where<A: Tried>(
+    Also { larger_serve, limits_change, spreads }: Also,
+    builder: impl Fn(PoolBuilder<A>) -> PoolBuilder<A> + Send + Sync + 'static,
+) {
+    try_schedules(move || {
         set_number(0);
         let device = A::create();
         let pool = builder(BucketPool::builder(device.clone())).build();
-        let table = Arc::new(Mutex::new(Table { limits_change, ..Table::new() }));
+        let table = Arc::new(Mutex::new(Table { limits_change, spreads, ..Table::new() }));
         let work = |number: usize| {
             let (pool, table) = (pool.clone(), table.clone());
             move || {
                 set_number(number);
                 let mut own = Vec::new();
-                (0..STEPS).for_each(|_| step(&pool, &table, &mut own));
+                for at in 0..STEPS {
+                    if spreads && (number, at) == (1, STEPS / 2) {
+                        pool.take_shards(2);
+                    }
+                    step(&pool, &table, &mut own);
+                }
                 own.into_iter().for_each(|buffer| free(&table, buffer));
             }
         };
@@ -294,8 +315,10 @@ fn run_where<A: Tried>(
             thread.join().unwrap();
         }
         let table = Arc::into_inner(table).unwrap().into_inner().unwrap();
-        check_bound(&device.given(), &table, own_size_only);
+        check_bound(&device.given(), &table, !larger_serve);
         drop(table);
+        let shards = pool.check().free_by_shard.len();
+        assert!(!spreads || shards > 1, "the pool has taken shards");
         check(&pool);
         drop(pool);
         assert_eq!(device.held(), 0);
@@ -354,15 +377,82 @@ fn model_of_cheap_blocks_under_a_bucket_limit() {
 
 #[test]
 fn model_of_cheap_blocks_that_serve_smaller_requests() {
-    run_where::<Cheap>((false, false), |builder| {
+    run_where::<Cheap>(Also { larger_serve: true, ..Also::default() }, |builder| {
         builder.policy(BucketPolicy::Fit { alpha: 2.0 }).shards(3)
     });
 }
 
 #[test]
 fn model_of_cheap_blocks_whose_limits_change() {
-    run_where::<Cheap>((true, true), |builder| {
+    run_where::<Cheap>(Also { limits_change: true, ..Also::default() }, |builder| {
         builder.bucket_limit(3).cached_limit(16 * KIB).shards(3)
     });
-    run_where::<Cheap>((true, true), |builder| builder.bucket_limit(3).shards(1));
+    run_where::<Cheap>(Also { limits_change: true, ..Also::default() }, |builder| {
+        builder.bucket_limit(3).shards(1)
+    });
+}
+
+#[test]
+fn model_of_cheap_blocks_in_a_pool_that_takes_shards() {
+    run_where::<Cheap>(Also { spreads: true, ..Also::default() }, |builder| builder);
+}
+
+#[test]
+fn model_of_an_arena_that_takes_shards() {
+    let arena = ArenaConfig::segments(64 * KIB);
+    run_where::<SimDevice>(Also { spreads: true, ..Also::default() }, move |builder| {
+        builder.arena(arena.clone())
+    });
+}
+
+/// Handles go in any order, and buffers outlive them: those of a thread, and those that it left for another.
+fn close_while_in_use<A: Tried>(
+    builder: impl Fn(PoolBuilder<A>) -> PoolBuilder<A> + Send + Sync + 'static,
+) {
+    try_schedules(move || {
+        set_number(0);
+        let device = A::create();
+        let pool = builder(BucketPool::builder(device.clone())).build();
+        let table = Arc::new(Mutex::new(Table { spreads: true, ..Table::new() }));
+        let work = |number: usize| {
+            let (pool, table) = (pool.clone(), table.clone());
+            move || {
+                set_number(number);
+                let mut own = Vec::new();
+                (0..STEPS / 2).for_each(|_| step(&pool, &table, &mut own));
+                drop(pool);
+                own.into_iter().for_each(|buffer| free(&table, buffer));
+                let left = std::mem::take(&mut table.lock().unwrap().left);
+                left.into_iter().for_each(|buffer| free(&table, buffer));
+            }
+        };
+        let works: Vec<_> = (0..THREADS).map(work).collect();
+        drop(pool);
+        let mut works = works.into_iter();
+        let own = works.next().unwrap();
+        let threads: Vec<_> = works.map(thread::spawn).collect();
+        own();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let table = Arc::into_inner(table).unwrap().into_inner().unwrap();
+        assert!(table.live.len() == table.left.len(), "each buffer was freed, or left in the end");
+        drop(table);
+        assert_eq!(device.held(), 0, "the last buffer took all memory with it");
+    });
+}
+
+#[test]
+fn model_of_blocks_whose_pool_closes() {
+    close_while_in_use::<SimDevice>(|builder| builder);
+}
+
+#[test]
+fn model_of_cheap_blocks_whose_pool_closes() {
+    close_while_in_use::<Cheap>(|builder| builder.shards(3));
+}
+
+#[test]
+fn model_of_an_arena_whose_pool_closes() {
+    close_while_in_use::<SimDevice>(|builder| builder.arena(ArenaConfig::segments(64 * KIB)));
 }

@@ -3,8 +3,8 @@
 use crate::array::Vram;
 use crate::capturing::Counted;
 use crate::device::CudaDevice;
-use crate::driver::forked;
 use crate::events::PoolStream;
+use crate::forks::forked;
 use crate::graph::CudaCapture;
 use pool_core::stream::EventDriver;
 use pool_core::{BucketPool, DeviceError, PrivatePool, StreamClock, Why};
@@ -52,12 +52,80 @@ use std::fmt;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct AdoptedCapture<A: Vram> {
-    device: CudaDevice,
-    streams: Vec<PoolStream>,
+    taken: TakenIn,
     /// Taken by its end.
     private: Option<PrivatePool<A>>,
+}
+
+/// The streams of a capture of another library whose requests come from a private pool.
+#[derive(Debug)]
+pub(crate) struct TakenIn {
+    device: CudaDevice,
+    streams: Vec<PoolStream>,
     /// Waits for the whole context would break the capture.
     _counted: Counted,
+}
+
+impl TakenIn {
+    pub(crate) fn new(device: &CudaDevice) -> Self {
+        let (device, streams) = (device.clone(), Vec::new());
+        Self { _counted: device.driver().begin_capture(), device, streams }
+    }
+
+    /// Whether any stream was taken in.
+    pub(crate) fn is_any(&self) -> bool {
+        !self.streams.is_empty()
+    }
+
+    /// Whether a stream was taken in.
+    pub(crate) fn has(&self, on: &PoolStream) -> bool {
+        self.streams.iter().any(|own| std::ptr::eq(own.raw(), on.raw()))
+    }
+
+    /// Takes a stream in, which the other library has under its capture.
+    pub(crate) fn take_in<A: Vram>(
+        &mut self,
+        private: &PrivatePool<A>,
+        on: &PoolStream,
+    ) -> Result<(), DeviceError> {
+        let (clock, refused) = (self.device.clock(), Why::NotSubmitted);
+        on.raw().handle()?;
+        if !clock.owns(on) {
+            return Err(DeviceError::new(Why::Foreign, "adopt a capture of another device"));
+        }
+        if clock.is_capturing(on) {
+            return Err(DeviceError::new(refused, "adopt a capture that a pool knows already"));
+        }
+        if !self.device.events().is_captured(on.raw())? {
+            return Err(DeviceError::new(refused, "adopt a capture of a stream that is in none"));
+        }
+        clock.adopt_capture(on)?;
+        private.bind(on).inspect_err(|_| drop(clock.end_capture(on)))?;
+        self.streams.push(on.clone());
+        Ok(())
+    }
+
+    /// Returns an error while the capture goes on.
+    pub(crate) fn is_over(&self) -> Result<(), DeviceError> {
+        for stream in &self.streams {
+            stream.raw().handle()?; // of another thread's stream the driver says nothing
+            if self.device.events().is_gone(stream.raw()) {
+                continue; // its owner has destroyed it, and a capture with it
+            }
+            if self.device.events().is_captured(stream.raw())? {
+                let call = "end a capture that the other library has not ended";
+                return Err(DeviceError::new(Why::NotSubmitted, call));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the capture on the clock.
+    pub(crate) fn leave<A: Vram>(&mut self, private: &PrivatePool<A>) {
+        let clock = self.device.clock();
+        let after: Vec<_> = self.streams.drain(..).flat_map(|on| clock.end_capture(&on)).collect();
+        private.end(&after);
+    }
 }
 
 impl<A: Vram> CudaCapture<A> {
@@ -81,10 +149,9 @@ impl<A: Vram> CudaCapture<A> {
         pool: &BucketPool<A>,
         on: &PoolStream,
     ) -> Result<AdoptedCapture<A>, DeviceError> {
-        let device = pool.allocator().cuda_device().clone();
-        let (private, counted) = (PrivatePool::new(pool), device.driver().begin_capture());
-        let (streams, private) = (Vec::new(), Some(private));
-        let mut adopted = AdoptedCapture { device, streams, private, _counted: counted };
+        let (taken, private) =
+            (TakenIn::new(pool.allocator().cuda_device()), PrivatePool::new(pool));
+        let mut adopted = AdoptedCapture { taken, private: Some(private) };
         // SAFETY: the caller names the capture by this stream.
         unsafe { adopted.take_in(on) }?;
         Ok(adopted)
@@ -105,22 +172,9 @@ impl<A: Vram> AdoptedCapture<A> {
     /// it is in some capture.
     #[expect(unsafe_code, reason = "a stream of another capture would keep addresses of this one")]
     pub unsafe fn take_in(&mut self, on: &PoolStream) -> Result<(), DeviceError> {
-        let (clock, refused) = (self.device.clock(), Why::NotSubmitted);
-        on.raw().handle()?;
-        if !clock.owns(on) {
-            return Err(DeviceError::new(Why::Foreign, "adopt a capture of another device"));
-        }
-        if clock.is_capturing(on) {
-            return Err(DeviceError::new(refused, "adopt a capture that a pool knows already"));
-        }
-        if !self.device.events().is_captured(on.raw())? {
-            return Err(DeviceError::new(refused, "adopt a capture of a stream that is in none"));
-        }
-        clock.adopt_capture(on)?;
-        let bound = self.private.as_ref().map_or(Ok(()), |private| private.bind(on));
-        bound.inspect_err(|_| drop(clock.end_capture(on)))?;
-        self.streams.push(on.clone());
-        Ok(())
+        let ended = DeviceError::new(Why::Other, "adopt a capture that has ended");
+        let private = self.private.as_ref().ok_or(ended)?;
+        self.taken.take_in(private, on)
     }
 
     /// Gives the memory that the graph uses, after the other library has ended its capture.
@@ -131,33 +185,19 @@ impl<A: Vram> AdoptedCapture<A> {
     /// per-thread default stream, or the driver's refusal: call it again then. [`Why::Other`] after the
     /// memory was given.
     pub fn end(&mut self) -> Result<PrivatePool<A>, DeviceError> {
-        for stream in &self.streams {
-            stream.raw().handle()?; // of another thread's stream the driver says nothing
-            if self.device.events().is_captured(stream.raw())? {
-                let call = "end a capture that the other library has not ended";
-                return Err(DeviceError::new(Why::NotSubmitted, call));
-            }
-        }
-        self.leave();
+        self.taken.is_over()?;
         let ended = DeviceError::new(Why::Other, "end a capture that has ended");
-        self.private.take().ok_or(ended)
-    }
-
-    /// Ends the capture on the clock.
-    fn leave(&mut self) {
-        let clock = self.device.clock();
-        let after: Vec<_> = self.streams.drain(..).flat_map(|on| clock.end_capture(&on)).collect();
-        if let Some(private) = &self.private {
-            private.end(&after);
-        }
+        let private = self.private.take().ok_or(ended)?;
+        self.taken.leave(&private);
+        Ok(private)
     }
 }
 
 impl<A: Vram> Drop for AdoptedCapture<A> {
     fn drop(&mut self) {
         // In a forked child a thread that is not there may hold a lock.
-        if self.private.is_some() && forked().is_none() {
-            self.leave();
+        if let Some(private) = self.private.as_ref().filter(|_| forked().is_none()) {
+            self.taken.leave(private);
         }
     }
 }
@@ -165,7 +205,7 @@ impl<A: Vram> Drop for AdoptedCapture<A> {
 impl<A: Vram> fmt::Debug for AdoptedCapture<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AdoptedCapture")
-            .field("streams", &self.streams)
+            .field("streams", &self.taken.streams)
             .field("private", &self.private)
             .finish_non_exhaustive()
     }

@@ -37,20 +37,9 @@ impl OfCuda for CudaPinnedAllocator {
 }
 
 /// An allocator of VRAM.
-pub trait Vram: for<'b> OfCuda<View<'b> = CudaView<'b>> {
-    /// Gives the device what the driver keeps of freed memory, for what takes memory beside the pool.
-    ///
-    /// # Errors
-    ///
-    /// The driver's refusal.
-    fn give_all_back(&self) -> Result<(), DeviceError>;
-}
+pub trait Vram: for<'b> OfCuda<View<'b> = CudaView<'b>> {}
 
-impl<S: Source> Vram for CudaMemory<S> {
-    fn give_all_back(&self) -> Result<(), DeviceError> {
-        self.source().give_all_back()
-    }
-}
+impl<S: Source> Vram for CudaMemory<S> {}
 
 /// The elements of an array in VRAM that is in use on a stream, as cudarc's copies and fills take
 /// them. A copy on another stream waits for the use's stream, except in a capture

@@ -1,5 +1,6 @@
 //! Counts the captures of each context, so that no wait for the whole context breaks one.
 
+use crate::forks::forked;
 use cudarc::driver::CudaContext;
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -42,6 +43,9 @@ impl Captures {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        *self.0.0.write() -= 1;
+        // In a forked child a thread that is not there may hold the lock.
+        if forked().is_none() {
+            *self.0.0.write() -= 1;
+        }
     }
 }

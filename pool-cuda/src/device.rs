@@ -1,11 +1,13 @@
 //! A device: its context, its clock, its streams. All allocators of a GPU share one.
 #![expect(unsafe_code, reason = "streams of other libraries come as handles")]
 
-use crate::driver::{CallersContext, Driver, Kept, forked, is_present, refusal};
+use crate::driver::{CallersContext, Driver, Kept, is_present, refusal};
 use crate::events::{CudaDriver, PoolStream, RawStream};
+use crate::forks::forked;
+use crate::handles::Handles;
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use pool_core::stream::Timeline;
 use pool_core::{DeviceError, StreamClock, Why};
 use std::collections::HashMap;
@@ -18,7 +20,7 @@ use std::thread::{self, ThreadId};
 /// `CU_STREAM_LEGACY`: another handle of the null stream.
 const LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`: a handle that means a different stream on each thread.
-const PER_THREAD: usize = 2;
+pub(crate) const PER_THREAD: usize = 2;
 
 /// A GPU, with the clock of its streams. Clones are the same device, and so are all that are opened
 /// while one of them lives: allocators of different libraries in one process know each other's
@@ -38,27 +40,27 @@ struct Inner {
     events: CudaDriver,
     clock: Timeline<CudaDriver>,
     /// Registered streams. The clock keeps each alive, so the driver does not reuse its handle.
-    streams: Mutex<HashMap<StreamKey, Registered>>,
+    streams: Mutex<Streams>,
+    /// Those of them that other libraries name by their handles.
+    handles: Handles,
     total_bytes: u64,
 }
 
 type StreamKey = (usize, Option<ThreadId>);
+type Streams = HashMap<StreamKey, Registered>;
 
 /// A registered stream. It ends with the retirement of its last borrower, unless it stays.
-struct Registered {
-    on: PoolStream,
+pub(crate) struct Registered {
+    pub(crate) on: PoolStream,
     /// How many have wrapped it and not retired it.
-    borrowers: usize,
+    pub(crate) borrowers: usize,
     /// For one that stays until [`CudaDevice::retire`]: the stream, kept alive also where another
     /// library had wrapped its handle before.
-    stays: Option<Kept<Arc<CudaStream>>>,
+    pub(crate) stays: Option<Kept<Arc<CudaStream>>>,
 }
 
 /// Returns the registration of a stream.
-fn registered<'s>(
-    streams: &'s mut HashMap<StreamKey, Registered>,
-    on: &PoolStream,
-) -> Option<&'s mut Registered> {
+fn registered<'s>(streams: &'s mut Streams, on: &PoolStream) -> Option<&'s mut Registered> {
     streams.values_mut().find(|known| std::ptr::eq(known.on.raw(), on.raw()))
 }
 
@@ -66,7 +68,7 @@ fn registered<'s>(
 static OPEN: LazyLock<Mutex<HashMap<usize, Weak<Inner>>>> = LazyLock::new(Mutex::default);
 
 /// The key of the legacy default stream.
-const DEFAULT: StreamKey = (0, None);
+pub(crate) const DEFAULT: StreamKey = (0, None);
 
 /// Returns the key of a stream: its handle, and the thread of a per-thread default stream.
 fn key(stream: &CudaStream) -> StreamKey {
@@ -74,6 +76,35 @@ fn key(stream: &CudaStream) -> StreamKey {
         LEGACY => DEFAULT,
         PER_THREAD => (PER_THREAD, Some(thread::current().id())),
         handle => (handle, None),
+    }
+}
+
+thread_local!(static AT_END: AtEnd = AtEnd(thread::current().id()));
+
+/// The end of a thread: its default streams end with it, and their memory serves others behind their last events.
+struct AtEnd(ThreadId);
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        if forked().is_some() {
+            return; // a thread that is not there may hold a lock
+        }
+        let open: Vec<_> = OPEN.lock().values().filter_map(Weak::upgrade).collect();
+        for device in open {
+            let known = |known: &Registered| known.on.clone();
+            let own = device.streams.lock().get(&(PER_THREAD, Some(self.0))).map(known);
+            // What the driver refuses stays registered, and its memory waits for the whole context.
+            if own.is_some_and(|own| device.clock.retire(&own).is_ok()) {
+                device.streams.lock().remove(&(PER_THREAD, Some(self.0)));
+            }
+        }
+    }
+}
+
+/// Lets the default stream of the calling thread end with the thread.
+fn end_with_thread((handle, _): StreamKey) {
+    if handle == PER_THREAD {
+        let _ = AT_END.try_with(|_| ()); // a thread that ends already has its streams registered for ever
     }
 }
 
@@ -161,8 +192,9 @@ impl CudaDevice {
         let on = clock.default_stream().clone();
         let registered = Registered { on, borrowers: 0, stays: Some(Kept::new(default.clone())) };
         let streams = HashMap::from([(key(&default), registered)]);
-        let (streams, total_bytes) = (Mutex::new(streams), total as u64);
-        let shared = Arc::new(Inner { driver, events, clock, streams, total_bytes });
+        let (streams, handles, total_bytes) =
+            (Mutex::new(streams), Handles::default(), total as u64);
+        let shared = Arc::new(Inner { driver, events, clock, streams, handles, total_bytes });
         open.insert(address, Arc::downgrade(&shared));
         Ok(Self { shared, context: own })
     }
@@ -172,8 +204,8 @@ impl CudaDevice {
     /// default stream is registered from the start, and gets events like any other: its implicit order
     /// does not cover non-blocking streams, which cudarc's are.
     ///
-    /// The per-thread default stream is the calling thread's. Other threads can wait for it only on
-    /// the host: prefer streams that have a handle.
+    /// The per-thread default stream is the calling thread's, and ends with it. Other threads can wait for it
+    /// only on the host: prefer streams that have a handle.
     ///
     /// # Errors
     ///
@@ -205,6 +237,8 @@ impl CudaDevice {
             return Err(DeviceError::new(Why::Foreign, "a stream of another context"));
         }
         let key = key(stream);
+        end_with_thread(key);
+        self.end_if_gone(key)?;
         let mut streams = self.shared.streams.lock();
         let known = streams.entry(key).or_insert_with(|| {
             let on = self.clock().register(RawStream::new(stream.clone(), key.1));
@@ -278,6 +312,8 @@ impl CudaDevice {
             let on = self.clock().default_stream().clone();
             return Ok(BorrowedStream { on, device: self.clone(), retires: false });
         }
+        end_with_thread(key);
+        self.end_if_gone(key)?;
         let on = match self.shared.streams.lock().entry(key) {
             Entry::Occupied(known) => {
                 let known = known.into_mut();
@@ -293,19 +329,50 @@ impl CudaDevice {
         Ok(BorrowedStream { on, device: self.clone(), retires: true })
     }
 
+    /// Ends the stream that is registered under a key, if its owner has destroyed it: another one has its handle.
+    fn end_if_gone(&self, key: StreamKey) -> Result<(), DeviceError> {
+        let known = self.shared.streams.lock().get(&key).map(|known| known.on.clone());
+        known
+            .filter(|on| self.events().is_gone(on.raw()))
+            .map_or(Ok(()), |gone| self.end_gone(&gone))
+    }
+
+    /// Ends a stream whose owner has destroyed it. `Foreign` says that another thread ends it.
+    pub(crate) fn end_gone(&self, gone: &PoolStream) -> Result<(), DeviceError> {
+        self.retire(gone)
+            .or_else(|error| if error.why == Why::Foreign { Ok(()) } else { Err(error) })
+    }
+
     /// Ends one borrower's part in a stream, and the stream with the last one. `ends` says whether the
     /// stream may end; if not, or if the driver refuses, it stays registered without a borrower, and one
     /// that wraps it anew can end it.
     fn give_up(&self, stream: &PoolStream, ends: bool) -> Result<(), DeviceError> {
+        forked().map_or(Ok(()), Err)?;
         // Under the lock, so that nobody wraps a stream that ends.
         let mut streams = self.shared.streams.lock();
         let ended = DeviceError::new(Why::Foreign, "retire a stream");
         let known = registered(&mut streams, stream).ok_or(ended)?;
         known.borrowers = known.borrowers.saturating_sub(1);
         if known.borrowers == 0 && known.stays.is_none() && ends {
-            self.clock().retire(stream)?;
-            streams.retain(|_, known| !std::ptr::eq(known.on.raw(), stream.raw()));
+            self.end(streams, stream)?;
         }
+        Ok(())
+    }
+
+    /// Ends a stream and its registration. The lock is held, so that nobody wraps a stream that ends; but not while
+    /// the host waits for all work, as it does for the default stream of another thread, which that thread alone
+    /// can register anew, and for a stream that is gone.
+    fn end(
+        &self,
+        mut streams: MutexGuard<'_, Streams>,
+        stream: &PoolStream,
+    ) -> Result<(), DeviceError> {
+        match stream.raw().is_reachable() && !self.events().is_gone(stream.raw()) {
+            true => self.clock().retire(stream),
+            false => MutexGuard::unlocked(&mut streams, || self.clock().retire(stream)),
+        }?;
+        self.shared.handles.remove(stream);
+        streams.retain(|_, known| !std::ptr::eq(known.on.raw(), stream.raw()));
         Ok(())
     }
 
@@ -338,10 +405,8 @@ impl CudaDevice {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn retire(&self, stream: &PoolStream) -> Result<(), DeviceError> {
-        let mut streams = self.shared.streams.lock();
-        self.clock().retire(stream)?;
-        streams.retain(|_, known| !std::ptr::eq(known.on.raw(), stream.raw()));
-        Ok(())
+        forked().map_or(Ok(()), Err)?; // a thread that is not there may hold the lock
+        self.end(self.shared.streams.lock(), stream)
     }
 
     /// Returns the registration of one of cudarc's streams.
@@ -371,6 +436,14 @@ impl CudaDevice {
         &self.shared.driver
     }
 
+    pub(crate) fn streams(&self) -> &Mutex<Streams> {
+        &self.shared.streams
+    }
+
+    pub(crate) fn handles(&self) -> &Handles {
+        &self.shared.handles
+    }
+
     pub(crate) fn events(&self) -> &CudaDriver {
         &self.shared.events
     }
@@ -391,6 +464,26 @@ impl CudaDevice {
     #[must_use]
     pub fn ordinal(&self) -> usize {
         self.context().ordinal()
+    }
+
+    /// Blocks the host until all work of the context has passed, on streams that the pool has never seen too.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::NotSubmitted`] while a capture goes on in the context that a pool knows, which the wait would break; or
+    /// the driver's refusal.
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::cuda::CudaDevice;
+    ///
+    /// CudaDevice::new(0)?.synchronize()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        self.driver().synchronize()
     }
 
     /// Lets a thread that waits for this device sleep, and not spin: it then uses no core, and wakes
@@ -515,6 +608,9 @@ impl BorrowedStream {
     #[must_use]
     pub fn keep(mut self) -> PoolStream {
         self.retires = false;
+        if forked().is_some() {
+            return self.on.clone();
+        }
         let mut streams = self.device.shared.streams.lock();
         if let Some(known) = registered(&mut streams, &self.on) {
             known.borrowers = known.borrowers.saturating_sub(1);
@@ -525,6 +621,9 @@ impl BorrowedStream {
 
     /// The same stream, borrowed once more.
     fn again(mut self) -> Self {
+        if forked().is_some() {
+            return self;
+        }
         let mut streams = self.device.shared.streams.lock();
         let known = registered(&mut streams, &self.on);
         let is_known = known.map(|known| known.borrowers += 1).is_some();

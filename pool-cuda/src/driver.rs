@@ -2,27 +2,22 @@
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use crate::capturing::{Captures, Counted};
+use crate::forks::{forked, note_process};
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
-use pool_core::{DeviceError, Why, forks, watch_forks};
+use pool_core::{DeviceError, Why};
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-
-/// The [`forks`] of the process that opened a device first. In its children the driver's handles are
-/// invalid, and its calls undefined (CUDA C Programming Guide, "Initialization").
-static OPENED_IN: AtomicU32 = AtomicU32::new(NOT_OPENED);
-const NOT_OPENED: u32 = 0;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// The driver in one context of one device.
 pub(crate) struct Driver {
     context: Kept<Arc<CudaContext>>,
     /// The code with which the device was lost; 0 while it works.
     lost: AtomicU32,
-    /// The [`number`] of a call that was refused with `CUDA_ERROR_UNKNOWN` and has not succeeded
-    /// since; 0 without one.
-    unknown: AtomicU32,
+    /// A [`bit`] for each call that was refused with `CUDA_ERROR_UNKNOWN` and has not succeeded since.
+    unknown: AtomicU64,
     captures: Arc<Captures>,
 }
 
@@ -96,7 +91,7 @@ impl<T: OfContext> std::ops::Deref for Kept<T> {
 
 impl<T: OfContext> Drop for Kept<T> {
     fn drop(&mut self) {
-        if is_forked() {
+        if forked().is_some() {
             return;
         }
         // If the value's own context was current, it still is, or was destroyed with the value.
@@ -111,7 +106,7 @@ impl<T: OfContext> Drop for Kept<T> {
 impl Driver {
     pub(crate) fn new(context: Arc<CudaContext>) -> Self {
         note_process();
-        let (lost, unknown) = (AtomicU32::new(0), AtomicU32::new(0));
+        let (lost, unknown) = (AtomicU32::new(0), AtomicU64::new(0));
         let captures = Captures::of(&context);
         Self { context: Kept::new(context), lost, unknown, captures }
     }
@@ -150,9 +145,8 @@ impl Driver {
     /// Forgets that this call was refused with `CUDA_ERROR_UNKNOWN`.
     #[inline]
     fn has_succeeded(&self, call: &str) {
-        let unknown = self.unknown.load(Relaxed);
-        if unknown != 0 && unknown == number(call) {
-            self.unknown.store(0, Relaxed);
+        if self.unknown.load(Relaxed) != 0 {
+            self.unknown.fetch_and(!bit(call), Relaxed);
         }
     }
 
@@ -226,7 +220,7 @@ impl Driver {
     fn refusal(&self, call: &'static str, error: DriverError) -> DeviceError {
         let is_unknown = error.0 == CUresult::CUDA_ERROR_UNKNOWN;
         let mut error = refusal(call, error);
-        if is_unknown && self.unknown.swap(number(call), Relaxed) == number(call) {
+        if is_unknown && self.unknown.fetch_or(bit(call), Relaxed) & bit(call) != 0 {
             error.why = Why::Lost;
         }
         if error.why == Why::Lost {
@@ -236,9 +230,10 @@ impl Driver {
     }
 }
 
-/// A number for the name of a call, which is not 0.
-fn number(name: &str) -> u32 {
-    name.bytes().fold(1, |sum: u32, byte| sum.rotate_left(5) ^ u32::from(byte)).max(1)
+/// A bit for the name of a call. Few calls share one.
+fn bit(name: &str) -> u64 {
+    let number = name.bytes().fold(1, |sum: u32, byte| sum.rotate_left(5) ^ u32::from(byte));
+    1 << (number % 64)
 }
 
 /// The capture mode of the calling thread. Its drop restores the mode, also when a panic passes.
@@ -316,19 +311,6 @@ pub(crate) fn refusal(call: &'static str, error: DriverError) -> DeviceError {
     DeviceError::new(why, call).code(i64::from(error.0 as u32))
 }
 
-/// Returns the error of a process that was forked after a device was opened.
-pub(crate) fn forked() -> Option<DeviceError> {
-    let fault = DeviceError::new(Why::Forked, "a call to the driver");
-    is_forked().then_some(fault)
-}
-
-/// Returns whether this is a child of a process that has opened a device.
-#[inline]
-fn is_forked() -> bool {
-    let opened_in = OPENED_IN.load(Relaxed);
-    opened_in != NOT_OPENED && opened_in != forks()
-}
-
 /// Returns whether a driver library can be loaded. Without one, cudarc panics at the first call.
 pub(crate) fn is_present() -> bool {
     // SAFETY: loads a library by the driver's names, which runs its initialisers. A driver's are
@@ -344,34 +326,9 @@ pub(crate) fn has(names: &[&[u8]]) -> bool {
     names.iter().all(|name| unsafe { library.get::<unsafe extern "C" fn()>(*name) }.is_ok())
 }
 
-/// Notes the process in which a device is opened first.
-fn note_process() {
-    watch_forks();
-    // A child of a process that has opened a device is never the first.
-    let _ = OPENED_IN.compare_exchange(NOT_OPENED, forks(), Relaxed, Relaxed);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn a_child_that_no_handler_has_seen_is_forked() {
-        note_process();
-        assert!(!is_forked());
-        // SAFETY: a child with one thread, which makes no call of the C library that needs another.
-        let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
-        if child == 0 {
-            note_process(); // as if the child opened a device itself
-            // SAFETY: `_exit` has no preconditions.
-            unsafe { libc::_exit(i32::from(!is_forked())) };
-        }
-        let (child, mut status) = (i32::try_from(child).unwrap_or(-1), 1);
-        // SAFETY: `child` is this process's child, and `status` is valid for the write.
-        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!((waited, status), (child, 0));
-    }
 
     #[test]
     fn codes_of_a_machine_that_lacks_something_are_no_loss() {

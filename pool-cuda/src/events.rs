@@ -1,7 +1,8 @@
 //! Events of the driver, for stream order.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
-use crate::driver::{Driver, Kept, forked};
+use crate::driver::{Driver, Kept, has};
+use crate::forks::forked;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaStream, DriverError, result};
 use parking_lot::Mutex;
@@ -25,6 +26,9 @@ pub struct RawStream {
     /// The thread whose default stream it is, for a per-thread default stream: the driver's handle
     /// means a different stream on each thread.
     thread: Option<ThreadId>,
+    /// The driver's number, for a stream whose owner may destroy it without a word: its handle may name another
+    /// stream afterwards.
+    number: Option<u64>,
 }
 
 /// The stream that the memory of a view is ordered on.
@@ -37,7 +41,17 @@ pub(crate) struct ViewStream {
 
 impl RawStream {
     pub(crate) fn new(stream: Arc<CudaStream>, thread: Option<ThreadId>) -> Self {
-        Self { stream: Kept::new(stream), thread }
+        Self { stream: Kept::new(stream), thread, number: None }
+    }
+
+    /// A stream that its owner may destroy at any time.
+    pub(crate) fn of_others(stream: Arc<CudaStream>, number: Option<u64>) -> Self {
+        Self { number, ..Self::new(stream, None) }
+    }
+
+    /// Whether the driver's number of a stream says that it is another one.
+    pub(crate) fn is_other_than(&self, number: Option<u64>) -> bool {
+        self.number.is_some() && self.number != number
     }
 
     /// Returns the driver's handle, for work that this thread submits.
@@ -87,6 +101,8 @@ struct Events {
     idle: Mutex<Vec<RawEvent>>,
     /// Whether a wait for a new event sleeps.
     sleeps: AtomicBool,
+    /// Whether the driver numbers streams: from CUDA 12.0 on.
+    numbers_streams: bool,
 }
 
 /// An event of the driver.
@@ -107,14 +123,16 @@ pub struct CudaEvent {
 impl CudaDriver {
     pub(crate) fn new(driver: Arc<Driver>) -> Self {
         let (idle, sleeps) = (Mutex::default(), AtomicBool::new(false));
-        Self(Arc::new(Events { driver, idle, sleeps }))
+        let numbers_streams = has(&[b"cuStreamGetId\0"]);
+        Self(Arc::new(Events { driver, idle, sleeps, numbers_streams }))
     }
 
     pub(crate) fn sleep_in_waits(&self, sleeps: bool) {
         self.0.sleeps.store(sleeps, Relaxed);
     }
 
-    fn event(&self) -> Result<RawEvent, DeviceError> {
+    /// Returns an event that is not recorded yet.
+    pub(crate) fn event(&self) -> Result<CudaEvent, DeviceError> {
         let idle = self.0.idle.lock().pop();
         let create = || {
             let mut flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -128,7 +146,34 @@ impl CudaDriver {
                 Ok(RawEvent(event))
             })
         };
-        idle.map_or_else(create, Ok)
+        let raw = idle.map_or_else(create, Ok)?;
+        Ok(CudaEvent { raw: Some(raw), events: self.0.clone() })
+    }
+
+    /// Records an event that was made before, by this thread's own means.
+    pub(crate) fn record_as(
+        &self,
+        event: CudaEvent,
+        on: &RawStream,
+    ) -> Result<CudaEvent, DeviceError> {
+        let call = "cuEventRecord on a stream that another library captures";
+        self.spare_captures(on, call)?;
+        self.record_raw(&event, on)?;
+        // A capture may have begun meanwhile.
+        let captured = self.is_in_capture(on);
+        if captured != Ok(false) {
+            event.destroy();
+            captured?;
+            return Err(DeviceError::new(Why::NotSubmitted, call));
+        }
+        Ok(event)
+    }
+
+    fn record_raw(&self, event: &CudaEvent, on: &RawStream) -> Result<(), DeviceError> {
+        let Some(raw) = event.raw else { return Ok(()) };
+        // SAFETY: the event was created in this context and has no other user; its `Arc` keeps the
+        // stream alive.
+        self.call("cuEventRecord", || unsafe { result::event::record(raw.0, on.cu_stream()) })
     }
 
     fn call(
@@ -139,6 +184,48 @@ impl CudaDriver {
         self.0.driver.call(name, work)
     }
 
+    /// Asks the driver for the number of a stream, which no later one has. `None` if the driver numbers none.
+    ///
+    /// # Safety
+    ///
+    /// The handle is a live stream, or was one, which drivers tell.
+    pub(crate) unsafe fn number_of(
+        &self,
+        handle: sys::CUstream,
+    ) -> Result<Option<u64>, DeviceError> {
+        if !self.0.numbers_streams {
+            return self.fault().map_or(Ok(None), Err);
+        }
+        // What the driver says of a handle that is none is no fault of the device.
+        self.0.driver.call_naming_peer("cuStreamGetId", || {
+            let mut number = 0;
+            // SAFETY: as the caller promises; the call writes the number.
+            unsafe { sys::cuStreamGetId(handle, &raw mut number) }.result()?;
+            Ok(Some(number))
+        })
+    }
+
+    /// Whether the owner of a stream has destroyed it, which nobody was told of.
+    pub(crate) fn is_gone(&self, on: &RawStream) -> bool {
+        if on.number.is_none() {
+            return false;
+        }
+        // SAFETY: the handle is that of a stream that was alive when it was registered.
+        match unsafe { self.number_of(on.cu_stream()) } {
+            Ok(number) => on.is_other_than(number),
+            Err(_) => self.fault().is_none(), // a lost device says so at the next call
+        }
+    }
+
+    /// Refuses what must not happen to a stream under capture, or to the legacy stream beside one.
+    pub(crate) fn spare(&self, on: &RawStream, call: &'static str) -> Result<(), DeviceError> {
+        if self.is_in_capture(on)? {
+            Err(DeviceError::new(Why::NotSubmitted, call))
+        } else {
+            Ok(())
+        }
+    }
+
     /// Refuses work on the legacy stream while a stream that waits for it is under capture: the
     /// work would break the capture.
     pub(crate) fn spare_captures(
@@ -146,10 +233,7 @@ impl CudaDriver {
         on: &RawStream,
         call: &'static str,
     ) -> Result<(), DeviceError> {
-        if on.is_legacy() && self.is_in_capture(on)? {
-            return Err(DeviceError::new(Why::NotSubmitted, call));
-        }
-        Ok(())
+        if on.is_legacy() { self.spare(on, call) } else { Ok(()) }
     }
 
     /// Returns whether a stream is under capture, or is the legacy default stream beside a captured
@@ -169,35 +253,22 @@ impl EventDriver for CudaDriver {
     type Raw = RawStream;
     type Event = CudaEvent;
 
-    /// On the default stream of another thread no event can be recorded. The host then waits for
-    /// the whole context, which is slow.
+    /// On the default stream of another thread no event can be recorded, nor on a stream that its owner has
+    /// destroyed. The host then waits for the whole context, which is slow.
     fn record(&self, on: &RawStream) -> Result<CudaEvent, DeviceError> {
         if let Some(fault) = self.fault() {
             return Err(fault);
         }
-        if !on.is_reachable() {
+        if !on.is_reachable() || self.is_gone(on) {
             self.0.driver.synchronize()?;
             return Ok(CudaEvent { raw: None, events: self.0.clone() });
         }
-        let call = "cuEventRecord on a stream that another library captures";
-        self.spare_captures(on, call)?;
-        let event = self.record_edge(on)?;
-        // A capture may have begun meanwhile.
-        let captured = self.is_in_capture(on);
-        if captured != Ok(false) {
-            event.destroy();
-            captured?;
-            return Err(DeviceError::new(Why::NotSubmitted, call));
-        }
-        Ok(event)
+        self.record_as(self.event()?, on)
     }
 
     fn record_edge(&self, on: &RawStream) -> Result<CudaEvent, DeviceError> {
-        let raw = self.event()?;
-        let event = CudaEvent { raw: Some(raw), events: self.0.clone() };
-        // SAFETY: the event was created in this context and has no other user; its `Arc` keeps the
-        // stream alive.
-        self.call("cuEventRecord", || unsafe { result::event::record(raw.0, on.cu_stream()) })?;
+        let event = self.event()?;
+        self.record_raw(&event, on)?;
         Ok(event)
     }
 
@@ -209,10 +280,7 @@ impl EventDriver for CudaDriver {
             // The stream cannot be made to wait. What the host has seen done is before its work.
             return self.synchronize(event);
         }
-        if self.is_in_capture(on)? {
-            let call = "cuStreamWaitEvent in or beside a capture of another library";
-            return Err(DeviceError::new(Why::NotSubmitted, call));
-        }
+        self.spare(on, "cuStreamWaitEvent in or beside a capture of another library")?;
         self.wait_edge(on, event)
     }
 
@@ -260,7 +328,7 @@ impl EventDriver for CudaDriver {
     }
 
     fn may_record(&self, on: &RawStream) -> bool {
-        on.is_reachable()
+        on.is_reachable() && !self.is_gone(on)
     }
 
     fn fault(&self) -> Option<DeviceError> {

@@ -4,8 +4,8 @@
 use crate::array::Vram;
 use crate::capturing::Counted;
 use crate::device::CudaDevice;
-use crate::driver::forked;
 use crate::events::PoolStream;
+use crate::forks::forked;
 use cudarc::driver::{result, sys};
 use pool_core::stream::EventDriver;
 use pool_core::{BucketPool, DeviceError, PooledBuffer, PrivatePool, StreamClock, Why};

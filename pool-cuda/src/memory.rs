@@ -3,13 +3,13 @@
 
 use crate::block::{CudaBlock, CudaView, Owner};
 use crate::device::CudaDevice;
-use crate::driver::forked;
 use crate::events::{CudaDriver, PoolStream};
+use crate::forks::forked;
 use crate::pinned::CudaPinnedAllocator;
 use crate::sizes::{GRANULE, size};
 use crate::waiting::Waiting;
 use cudarc::driver::{result, sys};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use pool_core::port::{MarkOf, Memory, PageCalls, Request, Sliceable, WholeBlocks};
 use pool_core::stream::{Mark, Timeline};
 use pool_core::{BucketPool, DeviceAllocator, DeviceError, MIB, StreamClock, Why};
@@ -67,6 +67,11 @@ pub trait Source: Send + Sync + Sized + 'static {
         block.bytes
     }
 
+    /// Returns the bytes of memory that it could not give back yet, and will offer again.
+    fn kept_bytes(&self) -> u64 {
+        0
+    }
+
     /// Gives back what it keeps for its next calls.
     ///
     /// # Errors
@@ -112,15 +117,47 @@ pub struct CudaMemory<S: Source> {
     /// after the copies.
     for_writes: OnceLock<BucketPool<CudaPinnedAllocator>>,
     for_reads: OnceLock<BucketPool<CudaPinnedAllocator>>,
-    /// The copies to the device that are in flight, oldest first, by their bytes.
-    writes: Mutex<VecDeque<(u64, Mark)>>,
+    /// The copies to the device that are in flight.
+    writes: Mutex<Writes>,
+    /// Signalled when a copy has been given to its stream, or was not.
+    has_begun: Condvar,
+}
+
+/// Copies to the device in flight.
+#[derive(Default)]
+struct Writes {
+    /// Bytes of those that are not given to their streams yet.
+    beginning: u64,
+    /// Those that are, oldest first, by their bytes.
+    given: VecDeque<(u64, Mark)>,
+}
+
+/// A copy to the device that is not given to its stream yet.
+pub(crate) struct Beginning<'m, S: Source> {
+    memory: &'m CudaMemory<S>,
+    bytes: u64,
+}
+
+impl<S: Source> Beginning<'_, S> {
+    /// Notes that a stream has it.
+    pub(crate) fn given(self, mark: Mark) {
+        self.memory.writes.lock().given.push_back((self.bytes, mark));
+    }
+}
+
+impl<S: Source> Drop for Beginning<'_, S> {
+    fn drop(&mut self) {
+        self.memory.writes.lock().beginning -= self.bytes;
+        self.memory.has_begun.notify_all();
+    }
 }
 
 impl<S: Source> CudaMemory<S> {
     pub(crate) fn from(device: CudaDevice, source: S) -> Self {
         let (owner, waiting) = (Owner::new(), Waiting::default());
         let (for_writes, for_reads) = (OnceLock::new(), OnceLock::new());
-        Self { device, source, owner, waiting, for_writes, for_reads, writes: Mutex::default() }
+        let (writes, has_begun) = (Mutex::default(), Condvar::new());
+        Self { device, source, owner, waiting, for_writes, for_reads, writes, has_begun }
     }
 
     /// Returns the page-locked memory for copies to the device.
@@ -128,31 +165,34 @@ impl<S: Source> CudaMemory<S> {
         self.for_writes.get_or_init(|| self.staging(IN_FLIGHT))
     }
 
-    /// Waits for the oldest copies to the device until `bytes` more may be in flight.
-    pub(crate) fn before_write(&self, bytes: u64) -> Result<(), DeviceError> {
+    /// Waits for the oldest copies to the device until `bytes` more, of a chunk, may be in flight.
+    pub(crate) fn begin_write(&self, bytes: u64) -> Result<Beginning<'_, S>, DeviceError> {
         loop {
             let oldest = {
                 let mut writes = self.writes.lock();
                 let is_done = |(_, mark): &mut (u64, Mark)| self.clock().is_seen_done(*mark);
-                while writes.pop_front_if(is_done).is_some() {}
-                let in_flight: u64 = writes.iter().map(|(bytes, _)| bytes).sum();
-                if in_flight + bytes <= IN_FLIGHT {
-                    return Ok(());
+                while writes.given.pop_front_if(is_done).is_some() {}
+                let given: u64 = writes.given.iter().map(|(bytes, _)| bytes).sum();
+                if given + writes.beginning + bytes <= IN_FLIGHT {
+                    writes.beginning += bytes;
+                    return Ok(Beginning { memory: self, bytes });
                 }
-                writes.pop_front()
+                let oldest = writes.given.front().map(|(_, mark)| *mark);
+                if oldest.is_none() {
+                    self.has_begun.wait(&mut writes);
+                }
+                oldest
             };
-            let Some((_, mark)) = oldest else { return Ok(()) }; // a chunk is smaller than the bound
-            match self.clock().synchronize(mark) {
+            let Some(oldest) = oldest else { continue };
+            match self.clock().synchronize(oldest) {
+                Ok(()) => {}
                 // A capture of its stream has begun since: the copy cannot be waited for.
-                Err(error) if error.why != Why::NotSubmitted => return Err(error),
-                _ => {}
+                Err(error) if error.why == Why::NotSubmitted => {
+                    self.writes.lock().given.retain(|(_, mark)| *mark != oldest);
+                }
+                Err(error) => return Err(error),
             }
         }
-    }
-
-    /// Notes a copy to the device.
-    pub(crate) fn after_write(&self, bytes: u64, mark: Mark) {
-        self.writes.lock().push_back((bytes, mark));
     }
 
     /// Returns the page-locked memory for copies from the device, which the program has until it has
@@ -191,7 +231,40 @@ impl<S: Source> CudaMemory<S> {
     /// captures a stream that used them. Pools do not count them as reserved.
     #[must_use]
     pub fn waiting_bytes(&self) -> u64 {
-        if forked().is_some() { 0 } else { self.waiting.sum(|block| self.source.held_bytes(block)) }
+        if forked().is_some() {
+            return 0;
+        }
+        let waiting = self.waiting.sum(|block| self.source.held_bytes(block));
+        waiting + self.source.kept_bytes()
+    }
+
+    /// Returns the bytes of page-locked host memory that copies have, or that are kept for copies to come:
+    /// of writes at most 256 MiB, and of reads 64 MiB besides what the program has not taken yet. Beside
+    /// what pools have reserved. [`DeviceAllocator::release_kept`] gives back what no copy has, as a pool's
+    /// [`clear`](pool_core::BucketPool::clear) does.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::{BucketPool, MIB};
+    /// use bucketpool::cuda::CudaAllocator;
+    ///
+    /// let pool = BucketPool::new(CudaAllocator::new(0)?);
+    /// let on = pool.default_stream().clone();
+    /// let mut buffer = pool.allocate(MIB)?;
+    /// buffer.write_later(&on, 0, &vec![1; 1 << 20])?;
+    /// assert_eq!(pool.allocator().staging_bytes(), MIB);
+    /// pool.clear()?;
+    /// assert_eq!(pool.allocator().staging_bytes(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn staging_bytes(&self) -> u64 {
+        let staging = [&self.for_writes, &self.for_reads].into_iter().filter_map(OnceLock::get);
+        staging.map(BucketPool::reserved_bytes).sum()
     }
 
     fn give(&self, block: &CudaBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
@@ -289,6 +362,10 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
         CudaView::new(block.at + offset, bytes, on.raw().of_view())
     }
 
+    fn give_all_back(&self) -> Result<(), DeviceError> {
+        self.source.give_all_back()
+    }
+
     /// Zeroes at most the bytes of the block, which has no other user.
     fn zero(&self, block: &mut CudaBlock, bytes: u64, on: &PoolStream) -> Result<(), DeviceError> {
         self.zero_at(block.at, bytes.min(block.bytes), on)
@@ -316,7 +393,11 @@ impl<S: Source> Sliceable for CudaMemory<S> {
 
 impl<S: Source> fmt::Debug for CudaMemory<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaMemory").field("device", &self.device).finish_non_exhaustive()
+        f.debug_struct("CudaMemory")
+            .field("device", &self.device)
+            .field("waiting_bytes", &self.waiting_bytes())
+            .field("staging_bytes", &self.staging_bytes())
+            .finish_non_exhaustive()
     }
 }
 

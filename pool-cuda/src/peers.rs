@@ -4,8 +4,9 @@
 use crate::array::{OfCuda, Vram};
 use crate::device::CudaDevice;
 use crate::driver::refusal;
-use crate::events::PoolStream;
+use crate::events::{CudaEvent, PoolStream};
 use crate::memory::{CudaMemory, Source};
+use crate::outlast::outlast;
 use crate::sizes::size;
 use cudarc::driver::{CudaContext, result, sys};
 use pool_core::stream::EventDriver;
@@ -172,7 +173,7 @@ impl CudaDevice {
 ///
 /// # Errors
 ///
-/// [`Why::Foreign`] if `stream` is not one of `device`, [`Why::NotSubmitted`] if a stream is under
+/// [`Why::Foreign`] if `stream` is not one of `device`, or the default stream of another thread, [`Why::NotSubmitted`] if a stream is under
 /// capture, or the driver's refusal; `work` was not called then.
 ///
 /// # Examples
@@ -279,6 +280,7 @@ fn check_peers(
     if !device.clock().owns(stream) {
         return Err(DeviceError::new(Why::Foreign, "use on a stream of another device"));
     }
+    stream.raw().handle()?; // this thread gives it work
     if here.clock().is_capturing(own) || device.clock().is_capturing(stream) {
         return Err(DeviceError::new(Why::NotSubmitted, "use on a peer in a capture"));
     }
@@ -291,25 +293,28 @@ struct Behind<'a> {
     own: &'a PoolStream,
     device: &'a CudaDevice,
     stream: &'a PoolStream,
+    /// Made before the work is given, since a full device has no memory for it afterwards.
+    after: Option<CudaEvent>,
 }
 
 impl<'a> Behind<'a> {
     /// Orders `stream` behind what `own` was given so far.
     fn new((here, own): OnDevice<'a>, (device, stream): OnDevice<'a>) -> Result<Self, DeviceError> {
+        let after = Some(device.events().event()?);
         let before = here.events().record(own.raw())?;
         device.events().wait(stream.raw(), &before)?;
-        Ok(Self { here, own, device, stream })
+        Ok(Self { here, own, device, stream, after })
     }
 }
 
 impl Drop for Behind<'_> {
     fn drop(&mut self) {
-        let after = self.device.events().record(self.stream.raw());
-        let behind = after.and_then(|after| self.here.events().wait(self.own.raw(), &after));
-        if behind.is_err() {
-            // The host waits instead. If that fails too, the device is lost.
-            let clock = self.device.clock();
-            let _ = clock.synchronize(clock.mark(self.stream));
+        let (events, stream) = (self.device.events(), self.stream.raw());
+        let after = self.after.take().map(|after| events.record_as(after, stream));
+        let wait = |after| self.here.events().wait(self.own.raw(), &after);
+        if after.is_none_or(|after| after.and_then(wait).is_err()) {
+            // The host waits instead, until the work is done. A lost device does none.
+            let _ = outlast(self.device, self.stream);
         }
     }
 }

@@ -3,8 +3,8 @@
 
 use crate::block::Owner;
 use crate::device::CudaDevice;
-use crate::driver::forked;
 use crate::events::{CudaDriver, PoolStream, ViewStream};
+use crate::forks::forked;
 use crate::sizes::{GRANULE, size};
 use crate::waiting::Waiting;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop, result, sys};

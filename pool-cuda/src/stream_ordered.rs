@@ -5,8 +5,9 @@
 use crate::abi::{Access, DeviceLocation, PoolProperties};
 use crate::block::CudaBlock;
 use crate::device::CudaDevice;
-use crate::driver::{forked, has};
+use crate::driver::has;
 use crate::events::PoolStream;
+use crate::forks::forked;
 use crate::memory::{CudaMemory, Source, Whole};
 use crate::sizes::size;
 use cudarc::driver::{result, sys};
@@ -27,7 +28,8 @@ use std::ptr;
 /// driver's pool, because the driver counts freed memory as in use until it has seen the free pass.
 /// `release_threshold` decides what the driver's pool keeps: a pool's `trim` and `clear` leave it,
 /// because the host would have to wait for each free.
-/// [`CudaAsyncAllocator::trim_to`] gives it back.
+/// [`CudaAsyncAllocator::trim_to`] gives it back, and so do a pool's `make_room`, and a request of another
+/// pool of its budget that would be refused.
 pub type CudaAsyncAllocator = CudaMemory<StreamOrdered>;
 
 /// Memory from a pool of the driver.
@@ -39,6 +41,8 @@ pub struct StreamOrdered {
     allocating: OwnStream,
     /// The last free on each stream that no trim has waited for.
     freed: Mutex<Vec<Mark>>,
+    /// What was allocated for captures, could not be waited for, and was not taken back: addresses and bytes.
+    unwanted: Mutex<Vec<(sys::CUdeviceptr, usize)>>,
     device: CudaDevice,
 }
 
@@ -73,8 +77,10 @@ impl CudaAsyncAllocator {
             // SAFETY: the properties have the driver's layout (abi.rs) and live through the call.
             unsafe { sys::cuMemPoolCreate(&raw mut pool, properties.as_ptr()) }.result()
         })?;
-        let (pool, freed) = (PoolHandle(pool), Mutex::default());
-        let source = StreamOrdered { pool, freeing, allocating, freed, device: device.clone() };
+        let (pool, freed, unwanted) = (PoolHandle(pool), Mutex::default(), Mutex::default());
+        let device_of = device.clone();
+        let source =
+            StreamOrdered { pool, freeing, allocating, freed, unwanted, device: device_of };
         let pool = source.pool.0;
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         let mut value = release_threshold;
@@ -191,25 +197,36 @@ impl StreamOrdered {
         self.device.driver().relaxed("cuMemAllocFromPoolAsync", || {
             // SAFETY: the pool lives as long as `self`, the stream as long as it is borrowed.
             unsafe { sys::cuMemAllocFromPoolAsync(&raw mut at, bytes, self.pool.0, stream) }
-                .result()?;
-            if !captured {
-                return Ok(());
-            }
-            // The graph can run at any time from now on, so the allocation must have happened.
-            // SAFETY: as above.
-            let waited = unsafe { result::stream::synchronize(stream) };
-            waited.inspect_err(|_| {
-                // SAFETY: allocated above, on this stream, and not handed out.
-                let _ = unsafe { result::free_async(at, stream) };
-            })
+                .result()
         })?;
+        if captured {
+            // The graph can run at any time from now on, so the allocation must have happened.
+            // SAFETY: the stream lives as long as it is borrowed.
+            let wait = || unsafe { result::stream::synchronize(stream) };
+            self.device.driver().relaxed("cuStreamSynchronize", wait).inspect_err(|_| {
+                self.unwanted.lock().push((at, bytes));
+                self.free_unwanted();
+            })?;
+        }
         Ok(at)
+    }
+
+    /// Offers the driver again what it has not taken back.
+    fn free_unwanted(&self) {
+        let mut unwanted = self.unwanted.lock();
+        let Ok(stream) = self.allocating.stream.raw().handle() else { return };
+        unwanted.retain(|(at, _)| {
+            // SAFETY: allocated on this stream, not handed out, and in the list until it is freed.
+            let free = || unsafe { result::free_async(*at, stream) };
+            self.device.driver().relaxed("cuMemFreeAsync", free).is_err()
+        });
     }
 
     /// Lets the driver see that all frees have passed, and gives back what it keeps beyond `keep`
     /// bytes. Frees on a stream under capture are not waited for.
     fn trim(&self, keep: usize) -> Result<(), DeviceError> {
         forked().map_or(Ok(()), Err)?;
+        self.free_unwanted();
         let clock = self.device.clock();
         // The lock is not held during the waits, and each mark stays until it was waited for, so
         // that another thread's trim waits for it too.
@@ -261,6 +278,15 @@ impl Source for StreamOrdered {
         self.trim(0)
     }
 
+    fn release_kept(&self) -> Result<(), DeviceError> {
+        self.free_unwanted();
+        Ok(())
+    }
+
+    fn kept_bytes(&self) -> u64 {
+        self.unwanted.lock().iter().map(|(_, bytes)| *bytes as u64).sum()
+    }
+
     const MEMORY: Memory = Memory { allocating: Allocating::InOrder, ..Memory::DEVICE };
 
     fn take(
@@ -288,6 +314,7 @@ impl Source for StreamOrdered {
         if let [mark] = after {
             let own = |stream: &PoolStream| {
                 let free = stream.raw().is_reachable()
+                    && !device.events().is_gone(stream.raw())
                     && device.events().is_in_capture(stream.raw()) == Ok(false);
                 free.then(|| self.free_on(block, stream))
             };

@@ -5,6 +5,7 @@ use crate::block::CudaView;
 use crate::device::CudaDevice;
 use crate::events::PoolStream;
 use crate::memory::{CudaMemory, Source};
+use crate::outlast::outlast;
 use crate::pinned::{CudaPinnedAllocator, PinnedBytes, PinnedRange};
 use crate::sizes::size;
 use cudarc::driver::result;
@@ -33,6 +34,7 @@ impl<S: Source> CudaMemory<S> {
     /// bytes would run when they are gone; and the legacy stream beside a capture that the copy
     /// would break.
     fn takes_copies(&self, on: &PoolStream) -> Result<(), DeviceError> {
+        on.raw().handle()?; // this thread gives it work
         if self.clock().takes_work(on) && !self.device().events().is_in_capture(on.raw())? {
             return Ok(());
         }
@@ -96,11 +98,11 @@ impl<S: Source> Transfer for CudaMemory<S> {
         from: &[u8],
         on: &PoolStream,
     ) -> Result<(), DeviceError> {
-        let clock = self.clock();
         self.takes_copies(on)?;
         // SAFETY: inside of the view, as the caller promises; the wait below outlasts the copy.
         let given = unsafe { self.copy_in(to, offset, from, on) };
-        given.and(clock.synchronize(clock.mark(on)))
+        let waited = outlast(self.device(), on);
+        given.and(waited)
     }
 
     unsafe fn read(
@@ -110,11 +112,11 @@ impl<S: Source> Transfer for CudaMemory<S> {
         to: &mut [u8],
         on: &PoolStream,
     ) -> Result<(), DeviceError> {
-        let clock = self.clock();
         self.takes_copies(on)?;
         // SAFETY: as above.
         let given = unsafe { self.copy_out(from, offset, to, on) };
-        given.and(clock.synchronize(clock.mark(on)))
+        let waited = outlast(self.device(), on);
+        given.and(waited)
     }
 }
 
@@ -136,7 +138,7 @@ impl<S: Source> TransferLater for CudaMemory<S> {
     ) -> Result<(), DeviceError> {
         self.takes_copies(on)?;
         for (at, chunk) in (offset..).step_by(CHUNK).zip(from.chunks(CHUNK)) {
-            self.before_write(chunk.len() as u64)?;
+            let beginning = self.begin_write(chunk.len() as u64)?;
             let mut staged = stage(self.for_writes(), chunk.len(), on)?;
             staged.bytes_mut()?.copy_from_slice(chunk);
             let used = staged.read_on(on)?;
@@ -145,7 +147,10 @@ impl<S: Source> TransferLater for CudaMemory<S> {
             // SAFETY: inside of the view, as the caller promises. The staged buffer serves again
             // once the copy is done, since it is used on the copy's stream.
             unsafe { self.copy_in(to, at, bytes, on) }?;
-            self.after_write(chunk.len() as u64, self.clock().mark(on));
+            let mark = self.clock().mark(on);
+            drop(used);
+            drop(staged); // it serves the next chunk once this one counts no more
+            beginning.given(mark);
         }
         Ok(())
     }

@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use pool_core::check::PoolLock;
+use pool_core::limits::Budget;
 use pool_core::{AllocError, ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, PrivatePool, Why};
 use pool_host::HostAllocator;
 use std::sync::Barrier;
@@ -294,6 +295,28 @@ fn in_a_child_no_request_waits_behind_one_of_the_parent() {
         drop(held);
         waits.join().unwrap().unwrap();
     });
+}
+
+/// A request that waits in a child tells the other pools of its budget, which look at their locks then.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no `fork`")]
+fn in_a_child_a_request_that_waits_leaves_the_other_pools_of_its_budget_alone() {
+    if ran_alone("in_a_child_a_request_that_waits_leaves_the_other_pools_of_its_budget_alone") {
+        return;
+    }
+    let budget = Budget::new(8 * MIB);
+    let [full, other] = [MIB, 8 * MIB].map(|limit| {
+        let builder = BucketPool::builder(HostAllocator::new()).reserved_limit(limit);
+        builder.budget(&budget).build()
+    });
+    let held = full.allocate(MIB).unwrap();
+    let status = fork_to(|| {
+        let waited = full.allocate_timeout(MIB, Duration::from_millis(1)).unwrap_err();
+        let served = other.allocate(KIB).map(drop).map_err(|error| error.why());
+        i32::from(waited.why() != Why::TimedOut || served != Ok(()))
+    });
+    assert_eq!(status, 0);
+    drop(held);
 }
 
 /// A pool's first call on a thread gives the thread a number. The C library's `fork` takes its own

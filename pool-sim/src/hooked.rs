@@ -226,6 +226,10 @@ impl<A: DeviceAllocator, M: Claims<A>> DeviceAllocator for Hooked<A, M> {
         self.call(&Call::ReleaseKept, || self.inner.release_kept())
     }
 
+    fn give_all_back(&self) -> Result<(), DeviceError> {
+        self.inner.give_all_back()
+    }
+
     fn view<'b>(
         &'b self,
         block: &'b Self::Block,

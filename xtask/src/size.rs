@@ -6,10 +6,12 @@
 //! another checkout, such as one of an earlier commit.
 
 use crate::source::{self, Modules};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::rc::Rc;
 use syn::visit::{self, Visit};
 
 /// Parts that came out of the core, each with the places where it is or was.
@@ -41,6 +43,8 @@ const PARTS: [(&str, &[&str]); 4] = [
     ),
 ];
 
+/// Types that are listed.
+const TYPES: usize = 6;
 /// The ways of a request, one function a line.
 const WAYS: &str = "xtask/ways.txt";
 
@@ -95,9 +99,10 @@ fn table(at: &Path, root: &Path) -> String {
         format!("longest file: {name}, {} lines of code", lines_in(file))
     });
     lines.extend(longest);
-    if let Some((name, methods, files)) = largest_type(&own) {
-        lines.push(format!("largest type: {name}, {methods} methods in {files} files"));
-    }
+    let longest = own.iter().filter_map(|file| longest_function(&source_of(file))).max();
+    lines.extend(longest.map(|(count, name)| format!("longest function: {name}, {count} lines")));
+    lines.push("largest types".to_owned());
+    lines.extend(largest_types(&own));
     lines.push("the way of".to_owned());
     let functions = Functions::of(&own);
     let text = fs::read_to_string(root.join(WAYS)).unwrap_or_default();
@@ -129,7 +134,32 @@ fn lines_of(files: &[PathBuf]) -> usize {
 
 /// The lines of code of a file.
 fn lines_in(file: &Path) -> usize {
-    count(&fs::read_to_string(file).unwrap_or_default())
+    count(&source_of(file))
+}
+
+fn source_of(file: &Path) -> String {
+    fs::read_to_string(file).unwrap_or_default()
+}
+
+/// The function with the most lines of code in a formatted source, and how many.
+fn longest_function(text: &str) -> Option<(usize, String)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let named = lines.iter().enumerate().filter_map(|(at, line)| {
+        let (before, behind) = line.split_once("fn ")?;
+        let is_start = before
+            .split_whitespace()
+            .all(|word| word.starts_with("pub") || ["const", "unsafe", "async"].contains(&word));
+        let name = behind.split(['(', '<']).next().filter(|_| is_start)?;
+        Some((at, name, line.len() - line.trim_start().len()))
+    });
+    let length = |(at, name, indent): (usize, &str, usize)| {
+        let body = &lines[at..];
+        let opens = body.iter().position(|line| line.ends_with(['{', ';', '}']))?;
+        let ends = |line: &&str| line.len() == indent + 1 && line.ends_with('}');
+        let end = opens + body[opens..].iter().position(ends)?;
+        body[opens].ends_with('{').then(|| (count(&body[..=end].join("\n")), name.to_owned()))
+    };
+    named.filter_map(length).max()
 }
 
 /// Counts lines that are neither blank nor comments, nor in a module of tests at the end of a file.
@@ -162,8 +192,8 @@ fn rooms(src: &Path, files: &[PathBuf]) -> BTreeMap<String, usize> {
     rooms
 }
 
-/// The type with the most methods: its name, how many, and in how many files.
-fn largest_type(files: &[PathBuf]) -> Option<(String, usize, usize)> {
+/// The types with the most methods, the largest first.
+fn largest_types(files: &[PathBuf]) -> Vec<String> {
     let mut types: BTreeMap<String, (usize, BTreeSet<&PathBuf>)> = BTreeMap::new();
     for file in files {
         for function in functions_in(file) {
@@ -174,8 +204,12 @@ fn largest_type(files: &[PathBuf]) -> Option<(String, usize, usize)> {
             }
         }
     }
-    let largest = types.into_iter().max_by_key(|(_, (methods, _))| *methods)?;
-    Some((largest.0, largest.1.0, largest.1.1.len()))
+    let mut types: Vec<_> = types.into_iter().collect();
+    types.sort_by_key(|(_, (methods, _))| Reverse(*methods));
+    let line = |(name, (methods, files)): (String, (usize, BTreeSet<&PathBuf>))| {
+        format!("  {name:<24} {methods:>6} methods in {} files", files.len())
+    };
+    types.into_iter().take(TYPES).map(line).collect()
 }
 
 /// A function: the type that has it, if one does, its name, and its body.
@@ -218,14 +252,20 @@ fn owner(of: &syn::Type) -> Option<String> {
 }
 
 /// The functions of the core by name: `Type::method`, or the name of a free function or of a method
-/// of a trait.
-struct Functions(BTreeMap<String, Vec<(PathBuf, syn::Block)>>);
+/// of a trait, which has a second name with its module (`trim::trim`).
+struct Functions(BTreeMap<String, Vec<(PathBuf, Rc<syn::Block>)>>);
 
 impl Functions {
     fn of(files: &[PathBuf]) -> Self {
-        let mut all: BTreeMap<String, Vec<(PathBuf, syn::Block)>> = BTreeMap::new();
+        let mut all: BTreeMap<String, Vec<(PathBuf, Rc<syn::Block>)>> = BTreeMap::new();
         for file in files {
+            let module = file.file_stem().unwrap_or_default().to_string_lossy();
             for Function { owner, name, body } in functions_in(file) {
+                let body = Rc::new(body);
+                if owner.is_none() {
+                    let with_module = all.entry(format!("{module}::{name}")).or_default();
+                    with_module.push((file.clone(), body.clone()));
+                }
                 let name = owner.map_or(name.clone(), |owner| format!("{owner}::{name}"));
                 all.entry(name).or_default().push((file.clone(), body));
             }
@@ -351,6 +391,13 @@ mod tests {
         let text = "//! Docs.\n\nuse a::b; // why\n\n/// Doc.\nfn f() {\n    // no\n    g();\n}\n\n\
                     #[cfg(test)]\nmod tests {\n    fn t() {}\n}\n";
         assert_eq!(count(text), 4);
+    }
+
+    #[test]
+    fn a_function_is_as_long_as_its_code() {
+        let text = "impl A {\n    fn a() {\n        // no\n        b();\n    }\n}\n\n\
+                    fn c(\n    d: u8,\n) -> u8 {\n    if d > 0 {\n        d\n    }\n}\n";
+        assert_eq!(longest_function(text), Some((7, "c".to_owned())));
     }
 
     #[test]

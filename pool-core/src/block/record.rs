@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "a record has one owner, which holds its address")]
 
 use crate::block::flags::{BYPASS, BlockFlags, CLEAN, PART, PLAIN, PRIVATE, UsesGuard};
-use crate::block::request::{PoolRequest, PrivateId};
+use crate::block::{PoolRequest, PrivateId};
 use crate::observe::{EventFields, Tag};
 use crate::port::{DeviceAllocator, MarkOf, StreamOf};
 use crate::stream::{Access, LastUses};
@@ -26,8 +26,8 @@ pub(crate) struct Record<A: DeviceAllocator> {
     pub(crate) bytes: u64,
     /// Bytes that its present owner requested.
     pub(crate) requested: u64,
-    /// The store of its pool, without its type (`store/reference.rs`). Written when a whole block
-    /// comes from the device, and at each grant of a part.
+    /// The store of its pool, without its type (`store/life.rs`). Written when a whole block
+    /// comes from the device, and each time a part is lent.
     pub(crate) store: Option<NonNull<()>>,
     pub(crate) flags: BlockFlags,
     pub(crate) marks: Lock<LastUses<A::Clock>>,
@@ -81,7 +81,7 @@ unsafe impl<A: DeviceAllocator> Sync for Links<A> {}
 unsafe impl<A: DeviceAllocator> Send for Part<A> {}
 // SAFETY: as above.
 unsafe impl<A: DeviceAllocator> Sync for Part<A> {}
-// SAFETY: the address of the store is followed by `store/reference.rs` alone, which says why that
+// SAFETY: the address of the store is followed by `store/life.rs` alone, which says why that
 // is sound on any thread; the other fields are `Send`.
 unsafe impl<A: DeviceAllocator> Send for Record<A> where LastUses<A::Clock>: Send {}
 // SAFETY: as above.

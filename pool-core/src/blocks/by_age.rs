@@ -7,8 +7,8 @@
 //! entry, and the one before counts no more.
 #![expect(unsafe_code, reason = "records of free blocks are reached by their addresses")]
 
+use crate::block::Key;
 use crate::block::record::{Record, RecordOwner};
-use crate::block::request::Key;
 use crate::blocks::Blocks;
 use crate::blocks::table::{Address, BY_AGE};
 use crate::port::DeviceAllocator;
@@ -17,7 +17,7 @@ use std::collections::BinaryHeap;
 use std::ops::ControlFlow::{self, Break, Continue};
 
 /// Blocks that are looked at for the place of one by age.
-const LOOKS_BACK: usize = 64;
+const MAX_LOOKS_BACK: usize = 64;
 /// The oldest blocks of which the largest goes where a limit needs room: fewer blocks go for the same
 /// bytes, so fewer are missed (`docs/decisions/049-evictions.md`).
 pub(super) const OLDEST: usize = 32;
@@ -155,7 +155,7 @@ impl<A: DeviceAllocator> Blocks<A> {
             // SAFETY: it is in this stack.
             let next = unsafe { blocks.above(address) };
             (below, above, looks) = (above, next, looks + 1);
-            if looks == LOOKS_BACK {
+            if looks == MAX_LOOKS_BACK {
                 came = older; // as old as the one below
                 break;
             }
@@ -180,7 +180,7 @@ impl<A: DeviceAllocator> Blocks<A> {
     }
 
     /// Takes the oldest block of which `may` says so, of those that were freed before `before`.
-    pub(crate) fn take_oldest(
+    pub(crate) fn pop_oldest(
         &mut self,
         before: u64,
         may: impl Fn(&mut Record<A>) -> bool,
@@ -199,7 +199,7 @@ impl<A: DeviceAllocator> Blocks<A> {
 
     /// Takes the block that goes where a limit needs room: the largest of the oldest few, of equal
     /// ones the oldest; and now and then the oldest.
-    pub(crate) fn take_to_evict(&mut self) -> Option<RecordOwner<A>> {
+    pub(crate) fn pop_to_evict(&mut self) -> Option<RecordOwner<A>> {
         self.evicted = self.evicted.wrapping_add(1);
         let looks = if self.evicted.is_multiple_of(BY_AGE_ONE_IN) { 1 } else { OLDEST };
         let (mut most, mut left, mut largest) = (0, looks, None);
@@ -214,7 +214,7 @@ impl<A: DeviceAllocator> Blocks<A> {
     }
 
     /// Takes the block that came first of those of a size and stream.
-    pub(crate) fn take_oldest_of(
+    pub(crate) fn pop_oldest_of(
         &mut self,
         key: Key<A::Kind>,
         bytes: u64,

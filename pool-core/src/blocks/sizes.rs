@@ -4,18 +4,18 @@
 //! that takes the last one: as a rule it has blocks again soon.
 #![expect(unsafe_code, reason = "records of free blocks are reached by their addresses")]
 
+use crate::block::Key;
 use crate::block::record::{Record, RecordOwner};
-use crate::block::request::Key;
 use crate::blocks::table::{Address, BY_SIZE, Bin};
-use crate::blocks::{Blocks, Effort, LOOKS};
+use crate::blocks::{Blocks, Effort, MAX_LOOKS};
 use crate::by_size::{Entries, SizeKey, SizeSteps};
 use crate::port::DeviceAllocator;
 use std::ops::RangeInclusive;
 
 /// Sizes that are looked at.
-const SIZES: usize = 64;
+const MAX_SIZES: usize = 64;
 /// Streams of a size that are looked at, unless all are.
-const STREAMS: usize = 16;
+const MAX_STREAMS: usize = 16;
 
 /// The bins of each kind, by size.
 pub(super) struct Sizes<K>(Vec<(K, SizeSteps)>);
@@ -98,7 +98,7 @@ impl<A: DeviceAllocator> Blocks<A> {
     /// Takes the smallest block of a stream that has one of these sizes, of a few that `ready`
     /// accepts.
     #[inline(never)]
-    pub(crate) fn take_in_range(
+    pub(crate) fn pop_in_range(
         &mut self,
         key: Key<A::Kind>,
         sizes: &RangeInclusive<u64>,
@@ -106,13 +106,13 @@ impl<A: DeviceAllocator> Blocks<A> {
     ) -> Option<RecordOwner<A>> {
         let of = self.sizes.find(key.kind)?;
         let mut from = SizeKey::least(*sizes.start());
-        for _ in 0..SIZES {
+        for _ in 0..MAX_SIZES {
             let mut at = self.first_in(of, from, *sizes.end())?;
             let bytes = self.table.at(at).bytes;
             if !self.table.at(at).is(bytes, key) {
                 at = self.table.slot(bytes, key);
             }
-            if let Some(record) = self.take_at(at, &ready) {
+            if let Some(record) = self.pop_at(at, &ready) {
                 return Some(record);
             }
             from = SizeKey::least(bytes.checked_add(1)?);
@@ -123,7 +123,7 @@ impl<A: DeviceAllocator> Blocks<A> {
     /// Takes a block of the smallest of these sizes that `ready` accepts, whatever stream used it
     /// last. The streams are asked by the age of their oldest blocks, and of each the oldest first: these
     /// are done first.
-    pub(crate) fn take_of_any(
+    pub(crate) fn pop_of_any(
         &mut self,
         kind: A::Kind,
         sizes: &RangeInclusive<u64>,
@@ -131,7 +131,7 @@ impl<A: DeviceAllocator> Blocks<A> {
         ready: impl Fn(&mut Record<A>) -> bool,
     ) -> Option<RecordOwner<A>> {
         let (size_looks, streams, looks) = match effort {
-            Effort::Bounded => (SIZES, STREAMS, LOOKS),
+            Effort::Bounded => (MAX_SIZES, MAX_STREAMS, MAX_LOOKS),
             Effort::All => (usize::MAX, usize::MAX, usize::MAX),
         };
         let of = self.sizes.find(kind)?;
@@ -192,7 +192,7 @@ impl<A: DeviceAllocator> Blocks<A> {
     }
 
     /// Takes the largest block of which `may` says so, of those the oldest of a bin.
-    pub(crate) fn take_largest(
+    pub(crate) fn pop_largest(
         &mut self,
         may: impl Fn(&mut Record<A>) -> bool,
     ) -> Option<RecordOwner<A>> {
@@ -201,7 +201,7 @@ impl<A: DeviceAllocator> Blocks<A> {
         loop {
             let bytes = self.largest_up_to(most)?;
             for kind in &kinds {
-                let found = self.take_of_any(*kind, &(bytes..=bytes), Effort::All, &may);
+                let found = self.pop_of_any(*kind, &(bytes..=bytes), Effort::All, &may);
                 if found.is_some() {
                     return found;
                 }

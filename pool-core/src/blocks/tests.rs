@@ -1,7 +1,7 @@
 //! Random operations on blocks beside a plain list of them.
 
 use crate::block::record::{Place, Record, RecordOwner};
-use crate::block::request::{Key, PoolRequest};
+use crate::block::{Key, PoolRequest};
 use crate::blocks::by_age::{BY_AGE_ONE_IN, OLDEST};
 use crate::blocks::{Blocks, Effort};
 use crate::port::{DeviceAllocator, DeviceError, Immediate, Memory, Request, StreamOf, Why};
@@ -132,15 +132,15 @@ impl Both {
                 }
                 model.push(Known { id, bytes, key, freed_at: id });
             }
-            6..=7 => return (blocks.take(own, bytes, |_| true), newest(model, bytes, key)),
+            6..=7 => return (blocks.pop(own, bytes, |_| true), newest(model, bytes, key)),
             8 => {
                 let least = own_fits.map(|known| known.bytes).min();
                 let expected = least.and_then(|bytes| newest(model, bytes, key));
-                return (blocks.take_in_range(own, &sizes, |_| true), expected);
+                return (blocks.pop_in_range(own, &sizes, |_| true), expected);
             }
             9 => {
                 let expected = to_evict(blocks, model);
-                return (blocks.take_to_evict(), expected);
+                return (blocks.pop_to_evict(), expected);
             }
             10 => {
                 // Some blocks are refused, by the time of their free.
@@ -149,18 +149,18 @@ impl Both {
                 let before = id.saturating_sub(random.random_range(0..20));
                 let old = model.iter().take_while(|it| it.freed_at < before);
                 let expected = old.copied().find(|it| accepts(it.freed_at));
-                return (blocks.take_oldest(before, |it| accepts(it.freed_at)), expected);
+                return (blocks.pop_oldest(before, |it| accepts(it.freed_at)), expected);
             }
             11 => {
                 let least = fits.clone().map(|it| it.bytes).min();
                 let expected = fits.copied().find(|it| Some(it.bytes) == least);
-                return (blocks.take_of_any(key.0, &sizes, Effort::All, |_| true), expected);
+                return (blocks.pop_of_any(key.0, &sizes, Effort::All, |_| true), expected);
             }
             12 if !model.is_empty() => {
                 let known = model.remove(random.random_range(0..model.len()));
                 let sizes = known.bytes..=known.bytes;
                 let is = |record: &mut Record<_>| record.freed_at == known.freed_at;
-                let record = blocks.take_of_any(known.key.0, &sizes, Effort::All, is).unwrap();
+                let record = blocks.pop_of_any(known.key.0, &sizes, Effort::All, is).unwrap();
                 blocks.hold_room(&record);
                 held.push((record, known));
             }
@@ -224,7 +224,7 @@ fn run(seed: u64, steps: u64) {
     blocks.check();
     let expected: Vec<u64> = model.iter().map(|known| known.freed_at).collect();
     assert_eq!(by_age(&mut blocks), expected, "all by age");
-    let largest = blocks.take_largest(|_| true).map(|record| record.bytes);
+    let largest = blocks.pop_largest(|_| true).map(|record| record.bytes);
     assert_eq!(largest, model.iter().map(|known| known.bytes).max());
 }
 
@@ -246,7 +246,7 @@ fn many_sizes_that_are_gone_leave_a_small_table() {
     let key = Key { kind: 0, stream_id: 0 };
     for id in 0..if cfg!(miri) { 300 } else { 10_000 } {
         blocks.push(key, record(id, 64 + id, 0, id));
-        assert_eq!(blocks.take(key, 64 + id, |_| true).map(id_of), Some(id));
+        assert_eq!(blocks.pop(key, 64 + id, |_| true).map(id_of), Some(id));
     }
     assert!(blocks.table.len() <= 64, "{} slots", blocks.table.len());
     assert!(blocks.listed_by_size() <= 64, "{} bins by size", blocks.listed_by_size());
@@ -262,7 +262,7 @@ fn many_frees_between_two_requests_keep_their_order() {
         blocks.push(own_key((0, id % 7)), record(id, 64 * (1 + id % 5), 0, 1));
     }
     for id in 0..count {
-        assert_eq!(blocks.take_oldest(u64::MAX, |_| true).map(id_of), Some(id));
+        assert_eq!(blocks.pop_oldest(u64::MAX, |_| true).map(id_of), Some(id));
     }
 }
 
@@ -275,14 +275,14 @@ fn the_oldest_is_found_by_few_looks_where_bins_came_and_went() {
         for id in 0..sizes {
             blocks.push(own_key((0, 0)), record(round * sizes + id, 64 + id, 0, round));
             if round < 2 {
-                blocks.take(own_key((0, 0)), 64 + id, |_| true).map(id_of).expect("just pushed");
+                blocks.pop(own_key((0, 0)), 64 + id, |_| true).map(id_of).expect("just pushed");
             }
         }
     }
     let mut looks = 0;
     for id in 2 * sizes..3 * sizes {
         let looked = std::cell::Cell::new(0);
-        let found = blocks.take_oldest(u64::MAX, |_| {
+        let found = blocks.pop_oldest(u64::MAX, |_| {
             looked.set(looked.get() + 1);
             true
         });
@@ -299,7 +299,7 @@ fn a_block_that_comes_back_often_leaves_few_entries() {
     blocks.push(key, record(0, 64, 0, 0));
     blocks.push(key, record(1, 64, 0, 1));
     for _ in 0..if cfg!(miri) { 20 } else { 1000 } {
-        let oldest = blocks.take_oldest(u64::MAX, |_| true).unwrap();
+        let oldest = blocks.pop_oldest(u64::MAX, |_| true).unwrap();
         assert_eq!(oldest.freed_at, 0);
         blocks.hold_room(&oldest);
         assert_eq!(blocks.oldest().map(|it| it.freed_at), Some(1), "its bin has a later entry");
@@ -321,7 +321,7 @@ fn a_look_by_age_that_panics_loses_no_bin() {
         }
         false
     };
-    let look = AssertUnwindSafe(|| drop(blocks.take_oldest(u64::MAX, panics)));
+    let look = AssertUnwindSafe(|| drop(blocks.pop_oldest(u64::MAX, panics)));
     assert!(catch_unwind(look).is_err());
     blocks.check();
     assert_eq!(by_age(&mut blocks), (0..10).collect::<Vec<_>>());
@@ -336,9 +336,9 @@ fn a_bounded_search_unlists_the_empty_bins_that_it_meets() {
         blocks.push(own_key((0, id)), record(id, 64, 0, id));
     }
     for id in 0..last {
-        blocks.take(own_key((0, id)), 64, |_| true).map(id_of).expect("just pushed");
+        blocks.pop(own_key((0, id)), 64, |_| true).map(id_of).expect("just pushed");
     }
-    let found = blocks.take_of_any(0, &(64..=64), Effort::Bounded, |_| true).map(id_of);
+    let found = blocks.pop_of_any(0, &(64..=64), Effort::Bounded, |_| true).map(id_of);
     assert_eq!((found, blocks.listed_by_size()), (Some(last), 1));
     blocks.check();
 }

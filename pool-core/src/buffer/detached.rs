@@ -2,10 +2,11 @@
 #![expect(unsafe_code, reason = "moving the block out of a buffer that is not dropped")]
 
 use crate::block::flags::BYPASS;
-use crate::buffer::pooled::PooledBuffer;
+use crate::buffer::PooledBuffer;
 use crate::invariant::Scope;
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, WholeBlocks, Why};
-use crate::store::flags::OBSERVED;
+use crate::store::free;
+use crate::store::hit::OBSERVED;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::panic::resume_unwind;
@@ -75,12 +76,12 @@ impl<A: DeviceAllocator> Detached<A> {
         let (reference, record) = unsafe { buffer.move_out() };
         let mut refusal = None;
         reference.release(|store| {
-            if !store.shape.is_arena() {
-                let (at, refused) = store.free_detached(record);
+            if !store.layout.is_arena() {
+                let (at, refused) = free::free_detached(store, record);
                 refusal = refused;
                 return at;
             }
-            store.free(record, matches!(zeroed, Ok(true)))
+            free::free(store, record, matches!(zeroed, Ok(true)))
         });
         if let Err(panic) = zeroed {
             resume_unwind(panic);
@@ -121,7 +122,7 @@ impl<A: DeviceAllocator> Detached<A> {
     where
         A: WholeBlocks,
     {
-        if self.0.store().shape.is_arena() || self.0.store().is_unusable() {
+        if self.0.store().layout.is_arena() || self.0.store().is_unusable() {
             return Err(self);
         }
         let mut buffer = ManuallyDrop::new(self.0);
@@ -139,7 +140,7 @@ impl<A: DeviceAllocator> Detached<A> {
         }
         let mut raw = None;
         reference.release(|store| {
-            let (at, block) = store.take_raw(record);
+            let (at, block) = free::remove_detached(store, record);
             if let Some((block, _)) = &block {
                 store.allocator.let_go(block);
             }

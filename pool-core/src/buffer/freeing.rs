@@ -3,14 +3,13 @@
 
 use crate::block::flags::{CLEAN, PART, PLAIN};
 use crate::block::record::RecordOwner;
-use crate::buffer::pooled::PooledBuffer;
+use crate::buffer::PooledBuffer;
 use crate::invariant::Scope;
 use crate::observe::EventKind;
-use crate::port::{DeviceAllocator, StreamClock, ZeroPolicy, Zeroing};
-use crate::store::flags::{BROKEN, OBSERVED, ZEROES};
-use crate::store::not_plain::put_part;
-use crate::store::plain::put;
-use crate::store::reference::StoreReference;
+use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, ZeroPolicy, Zeroing};
+use crate::store::hit::{BROKEN, OBSERVED, ZEROES, free_part, free_plain};
+use crate::store::life::StoreReference;
+use crate::store::{captures, device, free};
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
@@ -25,7 +24,45 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
 }
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
-    /// Gives the block back to its shard. Returns false if that takes more than one lock of the pool, or if any of
+    /// Drops the buffer behind the work that `stream` was given so far, to which it goes next. It is
+    /// for code that orders its streams itself, as the `deallocate` of a C++ resource with a stream
+    /// does: the caller has ordered `stream` behind the uses of the buffer on other streams. Uses that
+    /// last until the drop ([`PooledBuffer::record_stream`], [`PooledBuffer::use_until_drop`]) count on
+    /// their streams still. A stream that has ended may be named: its last event is behind all its work.
+    /// Makes no device call that a plain drop does not make.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] if the stream belongs to another device, [`Why::NotSubmitted`] for a page-locked
+    /// buffer on a stream under capture, and the reason if the device is lost. The buffer is dropped in
+    /// any case; after an error behind its own uses.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, StreamClock, DeviceAllocator, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(device.clone());
+    /// let (load, compute) = (device.stream(), device.stream());
+    /// let tile = pool.allocate_on(&load, 4096)?;
+    /// device.kernel(&load, &*tile.on(&load)?);
+    /// device.clock().order(&compute, &[device.clock().mark(&load)])?; // by the program
+    /// tile.drop_on(&compute)?;
+    /// device.kernel(&compute, &*pool.allocate_on(&compute, 4096)?.on(&compute)?); // the same block
+    /// assert_eq!((pool.stats().hits, device.hazards()), (1, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn drop_on(mut self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+        if self.allocator().clock().owns(stream) || !self.allocator().clock().has_owned(stream) {
+            self.may_use_on(stream)?;
+        }
+        let (store, _, mut marks) = self.parts();
+        let clock = store.allocator.clock();
+        marks.hand_to(clock, clock.mark(stream));
+        Ok(())
+    }
+
+    /// Gives the block back to its shard. Returns false if the shard has no room for it, or something is special of the pool, or if any of
     /// the flags `bypass_flags` is set. Only `drop` calls it.
     #[inline]
     fn drop_into_shard(&mut self, bypass_flags: u32) -> bool {
@@ -39,9 +76,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         let record = unsafe { ManuallyDrop::take(&mut self.record) };
         let kept = match flags {
             // SAFETY: `new` filled the store address.
-            PLAIN => unsafe { put(record, bypass_flags) },
+            PLAIN => unsafe { free_plain(record, bypass_flags) },
             // SAFETY: as above.
-            _ => unsafe { put_part(record, bypass_flags) },
+            _ => unsafe { free_part(record, bypass_flags) },
         };
         let Err(record) = kept else { return true };
         self.record = ManuallyDrop::new(record);
@@ -65,7 +102,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     pub(crate) fn check_freed(&mut self, fresh: bool, zeroed: bool) -> bool {
         let store = self.store();
         let Some(guards) = &store.guards else { return true };
-        if fresh || store.shape.is_arena() {
+        if fresh || store.layout.is_arena() {
             return true;
         }
         // SAFETY: the buffer is borrowed exclusively, so no code has a slice of its bytes.
@@ -110,7 +147,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         }
         let (bytes, is_private) = (self.record.bytes, self.record.private().is_some());
         let (store, place, mut marks) = self.parts();
-        if store.bounds.zero != ZeroPolicy::OnReturn || is_private {
+        if store.settings.zero != ZeroPolicy::OnReturn || is_private {
             return Ok(false); // a launch of the graph may use the memory, now or later
         }
         let clock = store.allocator.clock();
@@ -119,7 +156,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         if !marks.all_are(|mark| clock.is_seen_done(mark)) {
             return Ok(false);
         }
-        let zero = || store.zero(place, bytes, clock.default_stream()).is_ok();
+        let zero = || device::zero(store, place, bytes, clock.default_stream()).is_ok();
         catch_unwind(AssertUnwindSafe(zero))
     }
 
@@ -144,7 +181,10 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         let (reference, record) = unsafe { self.move_out() };
         reference.release(|store| {
             invariant!(record.requested <= record.bytes, "a block is as large as its request");
-            store.free(record, matches!(zeroed, Ok(true)))
+            match record.private() {
+                Some(_) => captures::free(store, record),
+                None => free::free(store, record, matches!(zeroed, Ok(true))),
+            }
         });
         if let Err(panic) = zeroed {
             resume_unwind(panic);

@@ -1,10 +1,10 @@
 //! Uses of a buffer on streams and by the CPU: the order before a use, and the mark after it.
 
+use crate::block::PrivateId;
 use crate::block::flags::{ELSEWHERE, PRIVATE};
-use crate::block::request::PrivateId;
-use crate::buffer::pooled::PooledBuffer;
+use crate::buffer::PooledBuffer;
 use crate::port::{DeviceAllocator, DeviceError, Lent, MarkOf, Order, StreamClock, StreamOf, Why};
-use crate::store::privates::Launching;
+use crate::store::captures::Launching;
 use crate::stream::Access;
 use std::fmt;
 use std::ops::Deref;
@@ -309,7 +309,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         self.record.view(self.allocator(), self.record.requested, stream)
     }
 
-    fn may_use_on(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+    pub(super) fn may_use_on(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         let clock = self.allocator().clock();
         if let Some(fault) = clock.fault() {
             return Err(fault);

@@ -1,12 +1,14 @@
 //! One limit for several pools, and the threads and tasks that wait for memory under it.
 
-use super::asker::{Asker, DeviceId};
 use super::transit::Transit;
-use super::waiters::{Joined, Kind, Ticket, Waiters};
+use super::waiters::{Asker, DeviceId, Joined, Kind, Ticket, Waiters};
+use crate::limits::Bounded;
 use crate::port::{DeviceError, Limit};
-use crate::size::{Bytes, LARGEST};
-use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
-use crate::sys::{Lock, Mutex};
+use crate::size::Bytes;
+use crate::sys::Lock;
+use crate::sys::atomic::AtomicU64;
+use crate::sys::atomic::Ordering::{Relaxed, SeqCst};
+use crate::sys::modelled::fence;
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -40,14 +42,13 @@ use std::sync::{Arc, OnceLock, Weak};
 pub struct Budget(Arc<Shared>);
 
 struct Shared {
-    limit: AtomicU64,
-    reserved: AtomicU64,
+    bytes: Bounded,
     /// Those of the reserved bytes that broken pools had which are gone: nobody will free them.
     never_freed: AtomicU64,
     /// The lowest high-water mark in bytes. Below it no callback is due, so `marks` need not be
     /// read.
     lowest_mark_bytes: AtomicU64,
-    marks: Mutex<Vec<HighWaterMark>>,
+    marks: Lock<Vec<HighWaterMark>>,
     waiters: Waiters,
     transit: Transit,
     pools: Lock<Vec<Weak<dyn Member>>>,
@@ -61,8 +62,12 @@ pub(crate) trait Member: Send + Sync {
     /// begins after this call returns.
     fn set_awaited(&self, on: bool);
 
+    /// Looks whether this process is a fork that cannot use the pool. The caller holds no lock.
+    fn look_for_forks(&self);
+
     /// Gives cached memory back, at least `bytes` bytes or all. Returns the bytes given back.
-    fn trim_short(&self, bytes: u64) -> u64;
+    /// `to_device`: also what a pool of the driver keeps, which counts for no limit.
+    fn trim_short(&self, bytes: u64, to_device: bool) -> u64;
 
     /// Returns the bytes that the pool's device failed to free. They never become available again.
     fn lost_bytes(&self) -> u64;
@@ -113,11 +118,10 @@ impl Budget {
     #[must_use]
     pub fn new(limit: u64) -> Self {
         Self(Arc::new(Shared {
-            limit: AtomicU64::new(limit),
-            reserved: AtomicU64::new(0),
+            bytes: Bounded::new(limit),
             never_freed: AtomicU64::new(0),
             lowest_mark_bytes: AtomicU64::new(u64::MAX),
-            marks: Mutex::default(),
+            marks: Lock::new(Vec::new()),
             waiters: Waiters::new(),
             transit: Transit::default(),
             pools: Lock::new(Vec::new()),
@@ -128,13 +132,13 @@ impl Budget {
     /// Returns the limit in bytes.
     #[must_use]
     pub fn limit(&self) -> u64 {
-        self.0.limit.load(Relaxed)
+        self.0.bytes.limit()
     }
 
     /// Returns the bytes that the pools have taken from their devices, and are about to take.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
-        self.0.reserved.load(Relaxed)
+        self.0.bytes.claimed()
     }
 
     /// Returns how many requests wait for memory.
@@ -151,7 +155,7 @@ impl Budget {
     /// Calls the devices of the pools.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn set_limit(&self, limit: u64) -> u64 {
-        self.0.limit.store(limit, SeqCst);
+        self.0.bytes.set_limit(limit);
         {
             let mut marks = self.0.marks.lock();
             self.update_lowest_mark(&marks);
@@ -167,7 +171,7 @@ impl Budget {
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn trim(&self, bytes: u64) -> u64 {
         let _woken = WakeBudget(self.clone());
-        self.trim_others(bytes, std::ptr::null()).unwrap_or(0)
+        self.trim_others(bytes, std::ptr::null(), true).unwrap_or(0)
     }
 
     /// Registers `call`. A pool calls it when a request would raise the reserved bytes to `share`
@@ -210,7 +214,7 @@ impl Budget {
 
     /// Reserves bytes for a call to a device, or leaves everything as it is.
     pub(super) fn reserve(&self, bytes: u64) -> Result<(), DeviceError> {
-        match self.try_reserve(bytes) {
+        match self.0.bytes.claim(bytes) {
             Ok(before) => {
                 // The bytes are given back if a call panics.
                 let back = UnreserveOnDrop { budget: self, bytes };
@@ -225,16 +229,9 @@ impl Budget {
                 // The call may make room.
                 self.run_high_water_callbacks(before.saturating_add(bytes), bytes);
                 let refused = |_| DeviceError::limit(Limit::Budget);
-                self.try_reserve(bytes).map(drop).map_err(refused)
+                self.0.bytes.claim(bytes).map(drop).map_err(refused)
             }
         }
-    }
-
-    /// Adds to the reserved bytes unless that exceeds the limit. Returns what they were before.
-    fn try_reserve(&self, bytes: u64) -> Result<u64, u64> {
-        let limit = self.limit().min(LARGEST);
-        let fits = |reserved: u64| reserved.checked_add(bytes).filter(|sum| *sum <= limit);
-        self.0.reserved.try_update(SeqCst, SeqCst, fits)
     }
 
     /// Runs the callbacks of the armed high-water marks that `reserved` bytes reach, and disarms
@@ -260,7 +257,7 @@ impl Budget {
 
     /// Subtracts bytes that were freed to a device, or that were reserved and not allocated.
     pub(super) fn unreserve(&self, bytes: u64) {
-        let were_reserved = subtract(&self.0.reserved, bytes);
+        let were_reserved = self.0.bytes.give_up(bytes);
         self.0.transit.note_return();
         self.arm_passed();
         invariant!(were_reserved, "a budget counts each reserved byte of its pools once");
@@ -276,7 +273,7 @@ impl Budget {
 
     /// Arms the marks above a number of reserved bytes.
     fn arm(&self, marks: &mut [HighWaterMark]) {
-        let (limit, reserved) = (self.limit(), self.0.reserved.load(SeqCst));
+        let (limit, reserved) = (self.limit(), self.0.bytes.claimed());
         let passed = marks.iter_mut().filter(|mark| reserved < mark.bytes(limit));
         passed.for_each(|mark| mark.armed = true);
     }
@@ -287,14 +284,14 @@ impl Budget {
     }
 
     /// Trims the pools other than the one at the address `but`, by `bytes` bytes in all. Returns
-    /// the bytes released; `None` if there are no other pools.
-    pub(super) fn trim_others(&self, bytes: u64, but: *const ()) -> Option<u64> {
+    /// the bytes released; `None` if there are no other pools. `to_device`: as for a member.
+    pub(super) fn trim_others(&self, bytes: u64, but: *const (), to_device: bool) -> Option<u64> {
         let pools = self.members();
         let mut others = pools.iter().filter(|pool| pool.address() != but).peekable();
         others.peek()?;
         Some(others.fold(0, |given_back, pool| {
             let more = bytes.saturating_sub(given_back);
-            given_back + if more > 0 { pool.trim_short(more) } else { 0 }
+            given_back + if more > 0 { pool.trim_short(more, to_device) } else { 0 }
         }))
     }
 
@@ -352,9 +349,14 @@ impl Budget {
     ///
     /// `from`: the request's pool.
     pub(crate) fn begin_waiting(&self, kind: Kind, from: Asker) -> Ticket {
+        // In a forked child the pools look at their locks once. That is before this request is in the line, and its
+        // thread holds a lock of the budget, which they would take for those of the parent.
+        self.members().iter().for_each(|pool| pool.look_for_forks());
         let Joined { ticket, is_only } = self.0.waiters.join(kind, from);
         if is_only {
+            let joined = LeaveOnDrop { budget: self, ticket };
             self.set_awaited_of_pools();
+            std::mem::forget(joined);
         }
         ticket
     }
@@ -416,12 +418,6 @@ impl Budget {
     }
 }
 
-/// Subtracts from a count, which stays at 0 or above. Returns false if it was too small.
-pub(super) fn subtract(count: &AtomicU64, bytes: u64) -> bool {
-    let less = |count: u64| Some(count.saturating_sub(bytes));
-    count.try_update(SeqCst, SeqCst, less).is_ok_and(|before| before >= bytes)
-}
-
 /// Wakes the first request that waits when it is dropped, also by a panic.
 pub(crate) struct WakeBudget(pub(crate) Budget);
 
@@ -430,6 +426,18 @@ impl Drop for WakeBudget {
         if self.0.has_calls() {
             self.0.0.waiters.wake(true);
         }
+    }
+}
+
+/// A request that the drop removes from those that wait: a pool could not be told of it.
+struct LeaveOnDrop<'b> {
+    budget: &'b Budget,
+    ticket: Ticket,
+}
+
+impl Drop for LeaveOnDrop<'_> {
+    fn drop(&mut self) {
+        drop(self.budget.0.waiters.leave(self.ticket));
     }
 }
 

@@ -1,20 +1,17 @@
 //! The bytes of one pool: reserved, in its own limit and in its budget.
 
-use crate::limits::budget::{Budget, subtract};
+use crate::limits::budget::Budget;
+use crate::limits::{Bounded, subtract};
 use crate::port::{DeviceError, Limit, Why};
 use crate::size::LARGEST;
-use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use crate::sys::modelled::AtomicU64;
+use crate::sys::modelled::Ordering::{Relaxed, SeqCst};
 
-/// Bytes taken from the device, never above the limit of the pool, nor above that of its budget.
-///
-/// Bytes are reserved by compare-and-swap BEFORE the device is called and given back if it
-/// refuses, so the limits hold at each call, not only between calls. Changes on misses only.
+/// Bytes taken from the device, never above the limit of the pool, nor above that of its budget. Changes on
+/// misses only.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    limit: AtomicU64,
-    /// Bytes that were allocated from the device, and bytes that a call in progress is about to
-    /// allocate.
-    claimed: AtomicU64,
+    bytes: Bounded,
     /// Bytes that were allocated from the device.
     reserved: AtomicU64,
     peak: AtomicU64,
@@ -34,15 +31,13 @@ pub(crate) struct Shortfall {
 
 impl Ledger {
     pub(crate) fn new(limit: u64, budget: Budget) -> Self {
-        let [claimed, reserved, peak, never_freed] = [0; 4].map(AtomicU64::new);
-        Self { limit: AtomicU64::new(limit), claimed, reserved, peak, never_freed, budget }
+        let [reserved, peak, never_freed] = [0; 3].map(AtomicU64::new);
+        Self { bytes: Bounded::new(limit), reserved, peak, never_freed, budget }
     }
 
     /// Reserves `bytes` for a call to the device, or leaves everything as it is.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation<'_>, DeviceError> {
-        let limit = self.limit().min(LARGEST);
-        let fits = |reserved: u64| reserved.checked_add(bytes).filter(|sum| *sum <= limit);
-        if let Err(claimed) = self.claimed.try_update(SeqCst, SeqCst, fits) {
+        if let Err(claimed) = self.bytes.claim(bytes) {
             let is_possible = claimed.saturating_add(bytes) <= LARGEST;
             return Err(match is_possible {
                 true => DeviceError::limit(Limit::Reserved),
@@ -59,7 +54,7 @@ impl Ledger {
     /// Subtracts bytes that were freed to the device, also from the budget.
     pub(crate) fn note_freed(&self, bytes: u64) {
         let were_reserved = subtract(&self.reserved, bytes);
-        let were_claimed = subtract(&self.claimed, bytes);
+        let were_claimed = self.bytes.give_up(bytes);
         self.budget.unreserve(bytes);
         invariant!(were_reserved, "a pool gives back what it took from the device, once");
         invariant!(were_claimed, "what a pool has taken is counted with its claims");
@@ -74,11 +69,11 @@ impl Ledger {
     }
 
     pub(crate) fn limit(&self) -> u64 {
-        self.limit.load(Relaxed)
+        self.bytes.limit()
     }
 
     pub(crate) fn set_limit(&self, limit: u64) {
-        self.limit.store(limit, SeqCst);
+        self.bytes.set_limit(limit);
         self.budget.transit().note_return();
     }
 
@@ -88,7 +83,7 @@ impl Ledger {
         if self.budget.limit() == u64::MAX {
             return self.limit();
         }
-        let others = self.budget.reserved_bytes().saturating_sub(self.claimed.load(Relaxed));
+        let others = self.budget.reserved_bytes().saturating_sub(self.claimed());
         self.limit().min(self.budget.limit().saturating_sub(others))
     }
 
@@ -108,9 +103,9 @@ impl Ledger {
     }
 
     /// Gives back cached memory of the other pools of the budget; `None` if there are none. `own`:
-    /// the address of this pool's store.
-    pub(crate) fn trim_others(&self, own: *const (), bytes: u64) -> Option<u64> {
-        self.budget.trim_others(bytes, own)
+    /// the address of this pool's store. `to_device`: as for a member.
+    pub(crate) fn trim_others(&self, own: *const (), bytes: u64, to_device: bool) -> Option<u64> {
+        self.budget.trim_others(bytes, own, to_device)
     }
 
     pub(crate) fn reserved(&self) -> u64 {
@@ -118,7 +113,7 @@ impl Ledger {
     }
 
     pub(crate) fn claimed(&self) -> u64 {
-        self.claimed.load(SeqCst)
+        self.bytes.claimed()
     }
 
     pub(crate) fn peak(&self) -> u64 {
@@ -129,7 +124,7 @@ impl Ledger {
     /// call is in progress.
     #[cfg(feature = "check")]
     pub(crate) fn check(&self) -> Result<(), String> {
-        let (reserved, claimed) = (self.reserved(), self.claimed.load(Relaxed));
+        let (reserved, claimed) = (self.reserved(), self.claimed());
         if reserved != claimed {
             return Err(format!("{reserved} bytes reserved, {claimed} claimed, no call under way"));
         }
@@ -149,7 +144,7 @@ impl Ledger {
 /// budget.
 impl Drop for Ledger {
     fn drop(&mut self) {
-        self.budget.unreserve(*self.reserved.get_mut());
+        self.budget.unreserve(self.reserved());
     }
 }
 
@@ -178,7 +173,7 @@ impl Reservation<'_> {
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        let were_claimed = subtract(&self.ledger.claimed, self.bytes);
+        let were_claimed = self.ledger.bytes.give_up(self.bytes);
         if self.in_budget > 0 {
             self.ledger.budget.unreserve(self.in_budget);
         } else if self.bytes > 0 {

@@ -19,16 +19,14 @@
 //! Requests of one pool are in one queue, since each of them holds up those behind it. Of several queues only
 //! the first requests matter to each other. No clock is read, since not each platform has one.
 
-#[cfg(any(loom, shuttle))]
-use crate::checker::sync::atomic::{AtomicBool, AtomicUsize};
-use crate::limits::asker::Asker;
 use crate::sys::Lock;
-#[cfg(not(any(loom, shuttle)))]
-use crate::sys::atomic::{AtomicBool, AtomicUsize};
+use crate::sys::modelled::{AtomicBool, AtomicUsize};
+use std::any::TypeId;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::Waker;
+use std::thread;
 
 /// Tasks of a queue that are called at once: the first, and one in reserve.
 const CALLED: usize = 2;
@@ -290,7 +288,7 @@ fn call_all(called: Vec<Waker>) {
     for waker in called {
         panic = catch_unwind(AssertUnwindSafe(|| waker.wake())).err().or(panic);
     }
-    if let Some(panic) = panic {
+    if let Some(panic) = panic.filter(|_| !thread::panicking()) {
         resume_unwind(panic);
     }
 }
@@ -512,10 +510,26 @@ impl Line {
     }
 }
 
+/// The pool of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Asker {
+    /// The address of its store.
+    pub(crate) pool: usize,
+    pub(crate) device: DeviceId,
+}
+
+/// The device of a pool: the type of its clock, and where streams order its work, the address of the
+/// clock that all its pools share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceId {
+    pub(crate) clock: TypeId,
+    pub(crate) address: usize,
+}
+
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::limits::asker::DeviceId;
+    use crate::limits::waiters::DeviceId;
     use std::any::TypeId;
 
     fn asker(pool: usize) -> Asker {

@@ -1,13 +1,17 @@
-//! Observers: what a pool tells about each request, free and eviction.
+//! Observers: what a pool tells about each request, free and eviction; tags, by which programs tell requests
+//! apart; and the damage that guards find.
+#![expect(unsafe_code, reason = "names are shared by address, without a lock")]
 
-use super::tag::Tag;
 use crate::error::Figures;
 use crate::port::Why;
 use crate::sys::{forks, watch_forks};
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// Receives the events of a pool. A closure is one; `Breakdown`, `LeakTracker` and
 /// `RmmLog` in `pool-trace` are others.
@@ -80,7 +84,7 @@ pub struct PoolEvent<'e> {
     /// The tag of the request ([`BucketPool::tagged`](crate::BucketPool::tagged)), also when its
     /// buffer is freed; empty unless set, and for an eviction.
     pub tag: &'static str,
-    /// The number of the tag in this process ([`tag_name`](crate::observe::tag_name)); 0 for none.
+    /// The number of the tag in this process ([`tag_name`]); 0 for none.
     pub tag_number: u16,
     /// The number of the stream that the request was for
     /// ([`StreamClock::stream_id`](crate::StreamClock::stream_id)); 0 for an eviction.
@@ -216,5 +220,131 @@ impl fmt::Display for Reason {
             Self::Asked => "asked",
             Self::Closed => "closed",
         })
+    }
+}
+
+/// A fault of the program that guards have found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Damage {
+    /// The misuse.
+    pub misuse: Misuse,
+    /// The tag of the buffer's request ([`BucketPool::tagged`](crate::BucketPool::tagged)). For
+    /// memory that was written after its free, the tag of the next request that gets the memory.
+    pub tag: &'static str,
+    /// Bytes that this request has.
+    pub requested_bytes: u64,
+    /// The first byte that was overwritten, from the start of the buffer.
+    pub at: u64,
+}
+
+/// The misuses that guards find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Misuse {
+    /// Bytes behind the end of a buffer were written; found when the buffer is freed.
+    WrittenBehindEnd,
+    /// A cached block was written; found when it is handed out again.
+    WrittenAfterFree,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (at, requested) = (self.at, self.requested_bytes);
+        match self.misuse {
+            Misuse::WrittenBehindEnd => {
+                write!(f, "byte {at} of a buffer of {requested} was written")
+            }
+            Misuse::WrittenAfterFree => {
+                write!(f, "byte {at} was written after it was freed; found for {requested} bytes")
+            }
+        }?;
+        if self.tag.is_empty() { Ok(()) } else { write!(f, ", tag {:?}", self.tag) }
+    }
+}
+
+/// The number of a tag; 0 stands for a request without a tag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tag(u16);
+
+/// A name that is never freed, or null.
+type Name = AtomicPtr<&'static str>;
+
+/// The names of all tags of the process, before the first null. A name is written once and stays.
+/// There is no lock: a forked child could find one held for ever.
+static NAMES: [Name; u16::MAX as usize] = [const { Name::new(ptr::null_mut()) }; _];
+
+impl Tag {
+    /// Returns the tag of a name; no tag when all numbers have names. The cost is linear in the
+    /// number of names.
+    pub(crate) fn new(name: &'static str) -> Self {
+        let number = NAMES.iter().position(|known| is_or_becomes(known, name));
+        Self(number.and_then(|at| u16::try_from(at + 1).ok()).unwrap_or(0))
+    }
+
+    pub(crate) fn number(self) -> u16 {
+        self.0
+    }
+
+    /// Returns its name; empty for no tag.
+    pub(crate) fn name(self) -> &'static str {
+        let at = usize::from(self.0).checked_sub(1);
+        at.and_then(|at| NAMES.get(at)).and_then(read).unwrap_or("")
+    }
+}
+
+fn read(known: &Name) -> Option<&'static str> {
+    // SAFETY: a pointer that is not null came from `Box::leak` in `is_or_becomes`, and no code
+    // writes or frees its target.
+    NonNull::new(known.load(Acquire)).map(|name| unsafe { *name.as_ref() })
+}
+
+/// Returns whether an entry has the name `name`. An empty entry is set to `name` first.
+fn is_or_becomes(known: &Name, name: &'static str) -> bool {
+    if let Some(known) = read(known) {
+        return known == name;
+    }
+    let new = ptr::from_mut(Box::leak(Box::new(name)));
+    if known.compare_exchange(ptr::null_mut(), new, Release, Acquire).is_ok() {
+        return true;
+    }
+    // SAFETY: it came from the box above, and no other thread has seen it.
+    drop(unsafe { Box::from_raw(new) });
+    read(known) == Some(name)
+}
+
+/// Returns the name of the tag with a number
+/// ([`PoolEvent::tag_number`](crate::observe::PoolEvent::tag_number)): empty for 0, and for a number that no
+/// tag has.
+///
+/// ```
+/// assert_eq!(pool_core::observe::tag_name(0), "");
+/// ```
+#[must_use]
+pub fn tag_name(number: u16) -> &'static str {
+    Tag(number).name()
+}
+
+#[cfg(test)]
+mod tag_tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn threads_that_name_the_same_tags_get_the_same_numbers() {
+        const OF_TEST: [&str; 4] = ["tag one", "tag two", "tag three", "tag four"];
+        let of_thread = |turn: usize| {
+            let mut tags = [Tag::default(); 4];
+            (0..4).map(|at| (at + turn) % 4).for_each(|at| tags[at] = Tag::new(OF_TEST[at]));
+            tags
+        };
+        let all: Vec<_> = thread::scope(|scope| {
+            let threads = [0, 1, 2, 3].map(|turn| scope.spawn(move || of_thread(turn)));
+            threads.map(|thread| thread.join().unwrap_or_default()).into()
+        });
+        assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "{all:?}");
+        assert_eq!(all[0].map(Tag::name), OF_TEST);
+        assert!(all[0].iter().all(|tag| tag_name(tag.number()) == tag.name()));
+        assert_eq!((Tag::default().name(), tag_name(u16::MAX)), ("", ""));
     }
 }

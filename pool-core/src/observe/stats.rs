@@ -231,6 +231,23 @@ impl fmt::Display for Plural {
     }
 }
 
+impl PoolStats {
+    /// What is cached, without the limit.
+    fn write_cached(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cached       {}", Bytes(self.cached_bytes))?;
+        if self.cached_buffers > 0 {
+            write!(f, " in {}", Plural(self.cached_buffers, "block"))?;
+        }
+        if self.cached_buffers > 0 && self.keys > 0 {
+            write!(f, " of {}", Plural(self.keys, "size"))?;
+        }
+        if self.deferred_bytes > 0 {
+            write!(f, ", {} of it to be freed", Bytes(self.deferred_bytes))?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for PoolStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = |rate: f64| format!("{:.1} %", 100.0 * rate);
@@ -265,16 +282,7 @@ impl fmt::Display for PoolStats {
             writeln!(f)?;
         }
         let kept = self.cached_bytes.saturating_sub(self.deferred_bytes);
-        write!(f, "cached       {}", Bytes(self.cached_bytes))?;
-        if self.cached_buffers > 0 {
-            write!(f, " in {}", Plural(self.cached_buffers, "block"))?;
-        }
-        if self.cached_buffers > 0 && self.keys > 0 {
-            write!(f, " of {}", Plural(self.keys, "size"))?;
-        }
-        if self.deferred_bytes > 0 {
-            write!(f, ", {} of it to be freed", Bytes(self.deferred_bytes))?;
-        }
+        self.write_cached(f)?;
         of_limit(f, kept, self.cached_limit_bytes)?;
         writeln!(f)?;
         write!(

@@ -5,7 +5,7 @@ use crate::limits::{BucketLimit, CachedLimit, FullPool};
 use crate::pool::builder::PoolBuilder;
 use crate::port::DeviceAllocator;
 use crate::size::{Bytes, SizeClasses};
-use crate::store::Shape;
+use crate::store::Layout;
 use std::collections::BTreeMap;
 
 /// The blocks of [`PoolBuilder::ahead`], as the pool would allocate them.
@@ -27,14 +27,14 @@ impl BlocksAhead {
     /// those of another took.
     pub(super) fn check<A: DeviceAllocator>(
         builder: &PoolBuilder<A>,
-        shape: &Shape<A>,
+        layout: &Layout<A>,
         classes: &SizeClasses,
     ) -> Result<(), ConfigError> {
-        let together = if shape.is_arena() { 1 } else { builder.ahead.len().max(1) };
+        let together = if layout.is_arena() { 1 } else { builder.ahead.len().max(1) };
         let mut groups = builder.ahead.chunks(together);
         groups.try_for_each(|group| {
-            let blocks = Self::new(group, builder, (shape, classes))?;
-            if blocks.counts.is_empty() { Ok(()) } else { blocks.check_limits(builder, shape) }
+            let blocks = Self::new(group, builder, (layout, classes))?;
+            if blocks.counts.is_empty() { Ok(()) } else { blocks.check_limits(builder, layout) }
         })
     }
 
@@ -42,7 +42,7 @@ impl BlocksAhead {
     fn new<A: DeviceAllocator>(
         group: &[(u64, usize)],
         builder: &PoolBuilder<A>,
-        (shape, classes): (&Shape<A>, &SizeClasses),
+        (layout, classes): (&Layout<A>, &SizeClasses),
     ) -> Result<Self, ConfigError> {
         let mut blocks = Self { counts: BTreeMap::new(), reserved: 0, cached: 0 };
         let (mut sum, mut segment) = (0_u64, 0);
@@ -60,11 +60,11 @@ impl BlocksAhead {
             let of_class = blocks.counts.entry(class).or_default();
             *of_class = of_class.saturating_add(*count);
             sum = sum.saturating_add(class.saturating_mul(*count as u64));
-            let arena = shape.arena.as_ref().filter(|_| !shape.has_pages());
+            let arena = layout.arena.as_ref().filter(|_| !layout.has_pages());
             let of_segment = arena.and_then(|arena| arena.segment_bytes(class));
             segment = segment.max(of_segment.unwrap_or(0));
         }
-        blocks.reserved = shape.bytes_to_grow(sum);
+        blocks.reserved = layout.bytes_to_grow(sum);
         // Where there is no room for a segment, the arena takes what a block needs.
         let is_taken = segment <= builder.bound_on_reserved_bytes().min(builder.total_bytes());
         blocks.cached = blocks.reserved.max(if is_taken { segment } else { 0 });
@@ -74,16 +74,16 @@ impl BlocksAhead {
     fn check_limits<A: DeviceAllocator>(
         &self,
         builder: &PoolBuilder<A>,
-        shape: &Shape<A>,
+        layout: &Layout<A>,
     ) -> Result<(), ConfigError> {
-        if shape.uncached {
+        if layout.uncached {
             let expected = "none: such an arena caches no block";
             return Err(ConfigError::new(self.named("with an `uncached` arena"), expected));
         }
-        if !shape.is_arena() {
+        if !layout.is_arena() {
             self.check_buckets(builder.bucket_limit)?;
         }
-        let whole = (!shape.is_arena()).then_some(builder.full_pool);
+        let whole = (!layout.is_arena()).then_some(builder.full_pool);
         self.check_cached(builder.bound_on_cached_bytes(), whole)?;
         let limit = builder.bound_on_reserved_bytes();
         if self.reserved > limit {

@@ -9,9 +9,9 @@ use crate::observe::{Damage, Observer, Observers};
 use crate::pool::BucketPool;
 use crate::port::{DeviceAllocator, HostMemory, Sliceable, ZeroPolicy};
 use crate::ranges::arena::ArenaConfig;
-use crate::shard::Keeping;
+use crate::shard::KeepRules;
 use crate::size::BucketPolicy;
-use crate::store::{Bounds, OnShortage, Shape, Store};
+use crate::store::{Layout, OnShortage, Settings, Store};
 use crate::stream::StealPolicy;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -45,9 +45,9 @@ pub struct PoolBuilder<A: DeviceAllocator> {
     pub(super) arena: Option<MakeShape<A>>,
 }
 
-/// The configuration of an arena, and the function that makes its shape. [`PoolBuilder::arena`]
+/// The configuration of an arena, and the function that makes its layout. [`PoolBuilder::arena`]
 /// stores the function, because only there `A` is known to be [`Sliceable`].
-pub(super) type MakeShape<A> = (ArenaConfig, fn(&A, ArenaConfig) -> Shape<A>);
+pub(super) type MakeShape<A> = (ArenaConfig, fn(&A, ArenaConfig) -> Layout<A>);
 
 impl<A: DeviceAllocator> PoolBuilder<A> {
     /// Sets how requests are rounded to size classes. Unless set, powers of two without an arena,
@@ -81,7 +81,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     where
         A: Sliceable,
     {
-        Self { arena: Some((config, Shape::of_arena)), ..self }
+        Self { arena: Some((config, Layout::of_arena)), ..self }
     }
 
     /// Detects writes beyond the end of a buffer, and writes to freed memory.
@@ -317,13 +317,13 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     #[must_use]
     pub fn build(self) -> BucketPool<A> {
         let (cached, limit) = (self.bound_on_cached_bytes(), self.bound_on_reserved_bytes());
-        let shape = self.shape();
-        let classes = self.size_classes(&shape);
+        let layout = self.layout();
+        let classes = self.size_classes(&layout);
         let of_arena = self.arena.as_ref().map(|(config, _)| config.steal);
         let steal = of_arena.map_or(self.steal, |steal| steal.min(self.steal));
-        let bounds = Bounds {
+        let settings = Settings {
             cached: CachedLimitNow::new(cached),
-            keeping: Keeping {
+            rules: KeepRules {
                 bucket: Buckets::new(self.bucket_limit),
                 limits_buckets: self.bucket_limit != BucketLimit::NONE,
                 full_bucket: self.full_bucket,
@@ -337,9 +337,9 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         };
         let ledger = Ledger::new(limit, self.budget.unwrap_or_default());
         let store = Store::new(
-            (self.allocator, shape),
+            (self.allocator, layout),
             classes,
-            bounds,
+            settings,
             ledger,
             (self.on_shortage, self.observers, self.guards),
             self.shards.map(|count| count.max(1)),

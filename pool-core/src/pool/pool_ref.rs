@@ -6,7 +6,7 @@ use crate::error::AllocError;
 use crate::observe::Tag;
 use crate::pool::{BucketPool, no_hit_at};
 use crate::port::{DeviceAllocator, DeviceError, StreamOf};
-use crate::store::reference::Handle;
+use crate::store::life::Handle;
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -103,7 +103,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     #[must_use]
     pub fn pool(&self, settings: HandleSettings) -> PoolRef<'_, A> {
         let waits = settings.wait_timeout().is_some();
-        let no_hit_at = no_hit_at(self.store().bounds.zero, waits);
+        let no_hit_at = no_hit_at(self.store().settings.zero, waits);
         // SAFETY: the buffer that is borrowed keeps the store.
         let handle = unsafe { Handle::uncounted(self.store_address()) };
         PoolRef { pool: BucketPool { handle, settings, no_hit_at }, borrowed: PhantomData }

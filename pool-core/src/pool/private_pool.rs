@@ -1,11 +1,12 @@
 //! Private pools: the memory of a graph is taken from a private pool, and stays in it while the
 //! graph lives.
 
-use crate::block::request::PrivateId;
+use crate::block::PrivateId;
 use crate::limits::InTransit;
 use crate::pool::BucketPool;
 use crate::pool::waiting::WakeAtEnd;
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, Order, StreamClock, StreamOf, Why};
+use crate::store::captures;
 use std::{fmt, mem};
 
 /// The part of a [`BucketPool`]'s memory that is kept for one graph.
@@ -180,7 +181,7 @@ impl<A: DeviceAllocator> Drop for PrivatePool<A> {
         let (_watch, _woken) = (store.watch(), WakeAtEnd(&self.pool));
         let in_transit = InTransit::new(store.transit());
         let records = store.privates.close(self.id, store.allocator.clock(), &store.flags);
-        store.free_private_blocks(records, in_transit);
+        captures::free_all(store, records, in_transit);
     }
 }
 

@@ -1,7 +1,7 @@
 //! A request that is no hit: the stages serve it, or it waits, or it is refused.
 
 use crate::block::record::RecordOwner;
-use crate::block::request::{Key, PoolRequest, Wanted};
+use crate::block::{Key, PoolRequest, Wanted};
 use crate::buffer::PooledBuffer;
 use crate::error::AllocError;
 use crate::observe::EventKind;
@@ -9,8 +9,9 @@ use crate::pool::BucketPool;
 use crate::pool::waiting::WakeAtEnd;
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy, Zeroing};
 use crate::shard::Grant;
-use crate::store::flags::{ALWAYS, OBSERVED};
-use crate::store::stages::Unserved;
+use crate::store::hit::{ALWAYS, OBSERVED};
+use crate::store::refusal::Unserved;
+use crate::store::{attempt, device, refusal};
 use std::mem;
 
 impl<A: DeviceAllocator> BucketPool<A> {
@@ -42,7 +43,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
             (Err(unserved), Some(timeout)) if self.may_wait(&unserved) => {
                 self.wait_for(wanted, timeout, Some(unserved))
             }
-            (Err(unserved), _) => Err(self.store().refuse(unserved, bytes, self.settings.tag())),
+            (Err(unserved), _) => {
+                Err(refusal::refuse(self.store(), unserved, bytes, self.settings.tag()))
+            }
         }
     }
 
@@ -72,7 +75,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         joins_line: bool,
     ) -> Result<PooledBuffer<A>, Unserved> {
         let (store, Wanted { stream, bytes, kind, zeroed }) = (self.store(), wanted);
-        let zeroes = zeroed || store.bounds.zero != ZeroPolicy::Never;
+        let zeroes = zeroed || store.settings.zero != ZeroPolicy::Never;
         // If zeroing runs ahead of the stream, the block must be ready ahead too.
         let other = match zeroes && matches!(A::MEMORY.zeroing, Zeroing::Ahead) {
             true => Some(store.allocator.clock().ahead_of(stream)),
@@ -89,7 +92,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let request = request.map_err(|cause| Unserved::early(cause, bytes))?;
         let request = PoolRequest { joins_line, ..request };
         let (mut buffer, fresh, was_zeroed) = loop {
-            let Grant { mut record, fresh } = store.allocate(&request)?;
+            let Grant { mut record, fresh } = attempt::allocate(store, &request)?;
             let was_zeroed = record.is_clean();
             if store.flags.any(OBSERVED) || (fresh && store.has_observers()) {
                 self.notify_served(&request, &mut record, fresh);
@@ -131,7 +134,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         is_zeroed: bool,
         Wanted { stream, bytes, zeroed, .. }: Wanted<'_, A>,
     ) -> Result<PooledBuffer<A>, Unserved> {
-        let bytes_to_zero = match self.store().bounds.zero {
+        let bytes_to_zero = match self.store().settings.zero {
             _ if is_zeroed => 0,
             ZeroPolicy::Never if zeroed => bytes,
             ZeroPolicy::Never => 0,
@@ -187,7 +190,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let Some(class) = guarded.and_then(|bytes| store.classes.of(bytes)) else {
             return refused(Why::TooLarge, "round up to a size class");
         };
-        if !store.offers(kind) {
+        if !device::offers(store, kind) {
             return refused(Why::Unsupported, "alignment above the granule");
         }
         let stream_id = clock.stream_id(clock.mark(on));

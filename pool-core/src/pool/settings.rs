@@ -7,7 +7,7 @@ use crate::pool::ahead::BlocksAhead;
 use crate::pool::builder::PoolBuilder;
 use crate::port::{DeviceAllocator, StreamClock};
 use crate::size::{BucketPolicy, Bytes, SizeClasses};
-use crate::store::Shape;
+use crate::store::Layout;
 use std::ops::RangeInclusive;
 
 /// The share of the peak that cached bytes may have. A larger number was meant in per cent.
@@ -72,11 +72,11 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// As for [`PoolBuilder::try_build`], which has an example.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.check_ranges()?;
-        let shape = self.shape();
-        let classes = self.size_classes(&shape);
+        let layout = self.layout();
+        let classes = self.size_classes(&layout);
         self.check_cache(&classes)?;
-        self.check_shards_and_shares(&shape)?;
-        BlocksAhead::check(self, &shape, &classes)
+        self.check_shards_and_shares(&layout)?;
+        BlocksAhead::check(self, &layout, &classes)
     }
 
     /// Refuses values that are out of their ranges, whatever the other settings are.
@@ -189,7 +189,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     }
 
     /// Refuses shards in a pool that has one, and shares of an unknown number of bytes.
-    fn check_shards_and_shares(&self, shape: &Shape<A>) -> Result<(), ConfigError> {
+    fn check_shards_and_shares(&self, layout: &Layout<A>) -> Result<(), ConfigError> {
         let arena = self.arena.as_ref().map(|(config, _)| config);
         if let Some(count @ 2..) = self.shards {
             let has_streams = <A::Clock as StreamClock>::HAS_STREAMS;
@@ -207,7 +207,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             }
         }
         let gc_threshold = arena.and_then(|config| config.gc_threshold);
-        if let Some(share) = gc_threshold.filter(|_| shape.has_pages()) {
+        if let Some(share) = gc_threshold.filter(|_| layout.has_pages()) {
             let setting = format!("`gc_threshold` of {share} with an arena in pages");
             return Err(ConfigError::new(
                 setting,
@@ -231,9 +231,9 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
 /// What several settings amount to together.
 impl<A: DeviceAllocator> PoolBuilder<A> {
     /// How the memory of the pool is split.
-    pub(super) fn shape(&self) -> Shape<A> {
+    pub(super) fn layout(&self) -> Layout<A> {
         let arena = self.arena.as_ref();
-        arena.map_or_else(Shape::of_blocks, |(config, make)| make(&self.allocator, config.clone()))
+        arena.map_or_else(Layout::of_blocks, |(config, make)| make(&self.allocator, config.clone()))
     }
 
     /// The policy of a pool of this builder.
@@ -245,11 +245,11 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     }
 
     /// The size classes of a pool of this builder, whose memory is split so.
-    pub(super) fn size_classes(&self, shape: &Shape<A>) -> SizeClasses {
+    pub(super) fn size_classes(&self, layout: &Layout<A>) -> SizeClasses {
         let (mut granule, mut largest) = (self.allocator.granule(), self.allocator.largest());
-        if shape.is_arena() {
-            granule = shape.granule();
-            largest = if shape.has_pages() { u64::MAX } else { largest };
+        if layout.is_arena() {
+            granule = layout.granule();
+            largest = if layout.has_pages() { u64::MAX } else { largest };
         }
         let policy = self.policy_or_default();
         let own = self.granule.or_else(|| {

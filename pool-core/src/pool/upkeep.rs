@@ -1,15 +1,16 @@
 //! Operations of a pool other than requests: allocate ahead of time, give memory back, and read its
 //! figures.
 
-use crate::block::request::{PoolRequest, Wanted};
+use crate::block::{PoolRequest, Wanted};
 use crate::error::AllocError;
-use crate::limits::{Budget, GivenBack};
+use crate::limits::{Budget, CachedLimit, GivenBack};
 use crate::observe::{DeviceStats, MemoryMap, PoolStats, Reason};
 use crate::pool::BucketPool;
+use crate::pool::settings::check_cached_limit;
 use crate::pool::waiting::WakeAtEnd;
 use crate::port::{DeviceAllocator, DeviceError, Limit, StreamClock, Why};
 use crate::size::Bytes;
-use crate::store::{Goal, Store};
+use crate::store::{Goal, Store, figures, refusal, sums, trim, warm};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -17,10 +18,10 @@ use std::time::Duration;
 /// `None`.
 fn and_allocator_cache<A: DeviceAllocator>(
     store: &Store<A>,
-    (bytes, refusal): GivenBack,
+    mut given_back: GivenBack,
 ) -> GivenBack {
-    let kept = store.allocator.release_kept();
-    (bytes, refusal.or(kept.err()))
+    given_back += GivenBack { bytes: 0, refusal: store.allocator.release_kept().err() };
+    given_back
 }
 
 impl<A: DeviceAllocator> BucketPool<A> {
@@ -62,7 +63,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             let wanted = Wanted { stream: on, bytes: *bytes, kind, zeroed: false };
             let request = self.pool_request(wanted, on);
             let request = request.map(|request| PoolRequest { private: None, ..request });
-            let warm = request.and_then(|request| self.store().warm_up(&request, *count));
+            let warm = request.and_then(|request| warm::warm_up(self.store(), &request, *count));
             drop(woken);
             warm.map_err(|error| self.refusal_of_warm_up(error, (*bytes, *count)))?;
         }
@@ -73,17 +74,17 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// is wrong, and no lack of memory.
     #[cold]
     fn refusal_of_warm_up(&self, cause: DeviceError, (bytes, count): (u64, usize)) -> AllocError {
-        let error = self.store().error(cause, bytes, bytes, 0);
+        let error = refusal::error(self.store(), cause, bytes, bytes, 0);
         let blocks = format!("{count} blocks of {} ahead", Bytes(bytes));
         match cause.why {
             Why::Limit(Limit::Cached) => error.with_argument(format!(
                 "{blocks}: over the cached limit of {}; expected all cached blocks within it, and without \
                  an arena each of at most half of it",
-                Bytes(self.store().cached_limit())
+                Bytes(sums::cached_limit(self.store()))
             )),
             Why::Limit(Limit::Bucket) => error.with_argument(format!(
                 "{blocks}: over the bucket limit; expected at most {} cached blocks of one size",
-                self.store().bounds.keeping.bucket.of(bytes)
+                self.store().settings.rules.bucket.of(bytes)
             )),
             _ => error,
         }
@@ -111,7 +112,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
     pub fn shrink_to(&self, reserved: u64) -> Result<u64, AllocError> {
-        self.release_and_report(|store| and_allocator_cache(store, store.shrink_to(reserved)))
+        self.release_and_report(|store| {
+            and_allocator_cache(store, trim::shrink_to(store, reserved))
+        })
     }
 
     /// Gives back at least `bytes` cached bytes, oldest first, or all if there are fewer. Returns
@@ -138,15 +141,16 @@ impl<A: DeviceAllocator> BucketPool<A> {
     pub fn trim(&self, bytes: u64) -> Result<u64, AllocError> {
         let goal = Goal { bytes, reason: Reason::Asked };
         self.release_and_report(|store| match bytes {
-            0 => store.trim(goal),
-            _ => and_allocator_cache(store, store.trim(goal)),
+            0 => trim::trim(store, goal),
+            _ => and_allocator_cache(store, trim::trim(store, goal)),
         })
     }
 
     /// Gives cached memory back, oldest first, until the device has `bytes` free bytes, for what takes
-    /// its memory beside the pool: a library's workspace, a module, a graph. Returns the bytes given
-    /// back; call [`BucketPool::device_free_bytes`] to see whether it was enough. Where the device does
-    /// not report its free memory, at least `bytes` cached bytes go.
+    /// its memory beside the pool: a library's workspace, a module, a graph. What a pool of the driver
+    /// keeps of earlier frees goes first. Returns the cached bytes given back; call
+    /// [`BucketPool::device_free_bytes`] to see whether it was enough. Where the device does not report
+    /// its free memory, at least `bytes` cached bytes go.
     ///
     /// # Errors
     ///
@@ -166,13 +170,18 @@ impl<A: DeviceAllocator> BucketPool<A> {
     pub fn make_room(&self, bytes: u64) -> Result<u64, AllocError> {
         // What other threads free meanwhile is theirs to reuse.
         let (most, mut given_back) = (self.stats().cached_bytes, 0);
-        while given_back < most {
-            let missing = match self.device_free_bytes() {
-                Some(free) => bytes.saturating_sub(free),
-                None => bytes.saturating_sub(given_back),
-            };
-            let given = if missing > 0 { self.trim(missing) } else { Ok(0) };
-            match given {
+        let missing = |given_back| match self.device_free_bytes() {
+            Some(free) => bytes.saturating_sub(free),
+            None => bytes.saturating_sub(given_back),
+        };
+        while missing(given_back) > 0 {
+            // What a pool of the driver keeps; what that refuses is missing still.
+            let _ = self.allocator().give_all_back();
+            let missing = missing(given_back);
+            if missing == 0 || given_back >= most {
+                break;
+            }
+            match self.trim(missing) {
                 Ok(0) => break,
                 Ok(given) => given_back += given,
                 Err(refused) if given_back == 0 => return Err(refused),
@@ -203,7 +212,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
     pub fn clear(&self) -> Result<u64, AllocError> {
-        self.release_and_report(|store| and_allocator_cache(store, store.clear()))
+        self.release_and_report(|store| {
+            and_allocator_cache(store, trim::clear(store, Reason::Asked))
+        })
     }
 
     /// Gives back memory that has been cached for longer than the pool's
@@ -229,7 +240,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// As for [`BucketPool::shrink_to`].
     pub fn tick(&self, now: Duration) -> Result<u64, AllocError> {
-        self.release_and_report(|store| store.tick(now))
+        self.release_and_report(|store| trim::tick(store, now))
     }
 
     pub(super) fn release_and_report(
@@ -237,24 +248,28 @@ impl<A: DeviceAllocator> BucketPool<A> {
         work: impl Fn(&Store<A>) -> GivenBack,
     ) -> Result<u64, AllocError> {
         let store = self.store();
-        let (bytes, refusal) = match store.fault() {
+        let given_back = match store.fault() {
             // Cached memory stays: a forked process and a broken pool cannot use it, and the memory
             // of a lost device is dropped with the pool.
-            Some(fault) if matches!(fault.why, Why::Forked | Why::Broken) => (0, Some(fault)),
+            Some(fault) if matches!(fault.why, Why::Forked | Why::Broken) => {
+                GivenBack { bytes: 0, refusal: Some(fault) }
+            }
             fault => {
                 let (_watch, _woken) = (store.watch(), WakeAtEnd(self));
-                let (bytes, refusal) = work(store);
-                (bytes, fault.or(refusal))
+                let mut given_back = GivenBack { bytes: 0, refusal: fault };
+                given_back += work(store);
+                given_back
             }
         };
-        refusal.map_or(Ok(bytes), |error| Err(self.store().error(error, 0, 0, bytes)))
+        let GivenBack { bytes, refusal } = given_back;
+        refusal.map_or(Ok(bytes), |error| Err(refusal::error(self.store(), error, 0, 0, bytes)))
     }
 
     /// Returns the bytes of the blocks of live buffers, after rounding. Cached blocks are not
     /// included; [`BucketPool::reserved_bytes`] includes them.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
-        self.store().allocated_bytes()
+        sums::allocated_bytes(self.store())
     }
 
     /// Returns the bytes taken from the device and not given back: those of live buffers and of
@@ -282,7 +297,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let store = self.store();
         match store.ledger.limit_now() {
             u64::MAX => u64::MAX,
-            limit => limit - store.ledger.reserved().min(limit) + store.cached_bytes(),
+            limit => limit - store.ledger.reserved().min(limit) + sums::cached_bytes(store),
         }
     }
 
@@ -313,14 +328,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Returns the number of cached blocks of each size in bytes.
     #[must_use]
     pub fn cached_buffers(&self) -> BTreeMap<u64, usize> {
-        self.store().survey().free
+        figures::survey(self.store(), None).free
     }
 
     /// Returns the number of blocks in use of each size in bytes. After a program has cleared its
     /// pool, these are the blocks that it still holds.
     #[must_use]
     pub fn outstanding_buffers(&self) -> BTreeMap<u64, usize> {
-        self.store().survey().live
+        figures::survey(self.store(), None).live
     }
 
     /// Returns the budget of the pool: the one that it was built with, or a budget for this pool
@@ -337,7 +352,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// linear in the number of all blocks.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        self.store().stats()
+        figures::stats(self.store())
     }
 
     /// Returns the figures of the arena by the names of `PyTorch`'s `DeviceStats`; `None` in a pool
@@ -357,7 +372,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[must_use]
     pub fn device_stats(&self) -> Option<DeviceStats> {
         let store = self.store();
-        (store.shape.is_arena() && !store.is_unusable()).then(|| store.device_stats())
+        (store.layout.is_arena() && !store.is_unusable()).then(|| figures::device_stats(store))
     }
 
     /// Returns a map of all memory of the pool as it is now: segments and their ranges, with state,
@@ -381,7 +396,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if store.is_unusable() {
             return MemoryMap::default();
         }
-        store.map()
+        figures::map(store)
     }
 
     /// Sets all counts to 0 and restarts the peaks from the current bytes:
@@ -407,7 +422,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     pub fn reset_counts(&self) {
         if let Some(store) = self.store_to_reset() {
-            store.reset_counts();
+            sums::reset_counts(store);
         }
     }
 
@@ -427,7 +442,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     pub fn reset_peaks(&self) {
         if let Some(store) = self.store_to_reset() {
-            store.reset_peaks();
+            sums::reset_peaks(store);
         }
     }
 
@@ -435,5 +450,119 @@ impl<A: DeviceAllocator> BucketPool<A> {
     fn store_to_reset(&self) -> Option<&Store<A>> {
         let store = self.store();
         (!store.is_unusable()).then_some(store)
+    }
+}
+
+impl<A: DeviceAllocator> BucketPool<A> {
+    /// Changes the reserved limit, in bytes. Returns the bytes given back.
+    ///
+    /// A lower limit takes effect at once: cached memory goes back until at most `bytes` bytes are
+    /// reserved. If buffers use more than that, the excess stays until they are dropped. A higher
+    /// limit wakes the requests that wait.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::shrink_to`]; the new limit holds nevertheless.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, MIB, Why, port::Limit, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
+    /// drop(pool.allocate(4 * MIB)?);
+    /// assert_eq!(pool.set_reserved_limit(MIB)?, 4 * MIB);
+    /// assert_eq!(pool.allocate(2 * MIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn set_reserved_limit(&self, bytes: u64) -> Result<u64, AllocError> {
+        self.store().ledger.set_limit(bytes);
+        self.release_and_report(|store| match store.ledger.reserved() > bytes {
+            true => trim::shrink_to(store, bytes),
+            false => GivenBack::default(),
+        })
+    }
+
+    /// Changes the limit on cached memory. Returns the bytes given back.
+    ///
+    /// A lower limit takes effect at once: old blocks go back, of the 32 oldest the largest first, until
+    /// what is cached is within it; with an arena whole pages and segments. A higher limit, or
+    /// [`CachedLimit::Unlimited`], holds for what is freed from then on. Cost: linear in the number of
+    /// blocks that go, times the number of [shards](crate::PoolBuilder::shards).
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::shrink_to`]; the new limit holds nevertheless. [`Why::OutOfRange`] for a share
+    /// that is not from 0 to 10; the old limit holds then.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, MIB, limits::CachedLimit, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// drop([pool.allocate(4 * MIB)?, pool.allocate(MIB)?]);
+    /// assert_eq!(pool.set_cached_limit(2 * MIB)?, 4 * MIB);
+    /// assert_eq!(pool.stats().cached_bytes, MIB);
+    /// pool.set_cached_limit(CachedLimit::Unlimited)?;
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn set_cached_limit(&self, limit: impl Into<CachedLimit>) -> Result<u64, AllocError> {
+        let limit = limit.into();
+        if let Err(error) = check_cached_limit(limit) {
+            let refused =
+                AllocError::from(DeviceError::new(Why::OutOfRange, "set the cached limit"));
+            return Err(refused.with_argument(error.to_string()));
+        }
+        self.release_and_report(|store| trim::set_cached_limit(store, limit))
+    }
+
+    /// Changes the limit on the cached blocks of one size, kind and stream, of a pool that was built with
+    /// one ([`PoolBuilder::bucket_limit`](crate::PoolBuilder::bucket_limit)). Returns the bytes given
+    /// back.
+    ///
+    /// A lower limit takes effect at once: the oldest blocks of each size go. `usize::MAX` is no limit.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::shrink_to`]; the new limit holds nevertheless. [`Why::Unsupported`] for a pool
+    /// that was built without such a limit: its shards do not count blocks of a size together.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, MIB, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new()).bucket_limit(3).build();
+    /// drop([pool.allocate(MIB)?, pool.allocate(MIB)?, pool.allocate(MIB)?]);
+    /// assert_eq!(pool.set_bucket_limit(1)?, 2 * MIB);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn set_bucket_limit(&self, blocks: usize) -> Result<u64, AllocError> {
+        self.change_bucket_limit(blocks, false)
+    }
+
+    /// As [`BucketPool::set_bucket_limit`], for the sizes that
+    /// [`PoolBuilder::large_bucket_limit`](crate::PoolBuilder::large_bucket_limit) named.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::set_bucket_limit`]; [`Why::Unsupported`] also for a pool that was built without
+    /// a `large_bucket_limit`.
+    pub fn set_large_bucket_limit(&self, blocks: usize) -> Result<u64, AllocError> {
+        self.change_bucket_limit(blocks, true)
+    }
+
+    fn change_bucket_limit(&self, blocks: usize, large: bool) -> Result<u64, AllocError> {
+        let rules = &self.store().settings.rules;
+        let call = match large {
+            _ if self.store().layout.is_arena() => "a limit on buckets in an arena",
+            false => "a limit on buckets in a pool that was built without `bucket_limit`",
+            true => {
+                "a limit on large buckets in a pool that was built without `large_bucket_limit`"
+            }
+        };
+        let has_large = rules.bucket.has_large();
+        if !rules.limits_buckets || self.store().layout.is_arena() || (large && !has_large) {
+            return Err(DeviceError::new(Why::Unsupported, call).into());
+        }
+        self.release_and_report(|store| trim::set_bucket_limit(store, blocks, large))
     }
 }

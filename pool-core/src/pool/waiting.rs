@@ -1,13 +1,14 @@
 //! Requests that wait for memory instead of failing.
 
-use crate::block::request::Wanted;
+use crate::block::Wanted;
 use crate::buffer::PooledBuffer;
 use crate::error::AllocError;
 use crate::limits::{Kind, Lacks, NextStep, Ticket};
 use crate::observe::{EventFields, EventKind};
 use crate::pool::{BucketPool, no_hit_at};
 use crate::port::{DeviceAllocator, DeviceError, Limit, StreamClock, StreamOf, Why};
-use crate::store::stages::Unserved;
+use crate::store::refusal::Unserved;
+use crate::store::{attempt, refusal, sums};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -150,7 +151,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        let no_hit_at = no_hit_at(self.store().bounds.zero, true);
+        let no_hit_at = no_hit_at(self.store().settings.zero, true);
         Self { settings: self.settings.with_timeout(timeout), no_hit_at, ..self.clone() }
     }
 
@@ -199,9 +200,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
             unserved.returned.is_some_and(|before| before != store.transit().returns_of_others())
         };
         unserved.cause.is_out_of_memory()
-            && store.could_hold(bytes)
+            && attempt::could_hold(store, bytes)
             && match lacks(unserved) {
-                Lacks::Pool => store.could_give_back(bytes) || came_back(),
+                Lacks::Pool => refusal::could_give_back(store, bytes) || came_back(),
                 Lacks::Any => self.budget().could_leave(bytes) || came_back(),
                 Lacks::Device => self.budget().may_get_back_from(store.device()) || came_back(),
             }
@@ -226,8 +227,11 @@ impl<A: DeviceAllocator> BucketPool<A> {
 /// What a request lacked that was refused for lack of memory.
 fn lacks(unserved: &Unserved) -> Lacks {
     match unserved.cause.why {
-        Why::Limit(Limit::Reserved) => Lacks::Pool,
-        Why::Limit(Limit::Budget) => Lacks::Any,
+        Why::Limit(limit) => match limit {
+            Limit::Reserved => Lacks::Pool,
+            Limit::Budget => Lacks::Any,
+            Limit::Device | Limit::Cached | Limit::Bucket => Lacks::Device,
+        },
         _ => Lacks::Device,
     }
 }
@@ -287,7 +291,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
                 return Polled::Done(done);
             }
             let budget = self.pool.budget();
-            self.freed_before = self.pool.store().freed_buffers();
+            self.freed_before = sums::freed_buffers(self.pool.store());
             let ticket = {
                 let _watch = self.pool.store().watch();
                 budget.begin_waiting(self.kind_of_waiter, self.pool.store().asker())
@@ -297,7 +301,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
                 // Memory that the try has freed may serve a request that began to wait meanwhile.
                 budget.wake();
             }
-            self.pool.store().count_wait();
+            refusal::count_wait(self.pool.store());
             let clock = self.pool.allocator().clock();
             let stream = clock.stream_id(clock.mark(&self.stream));
             let (tag, requested) = (self.pool.settings.tag(), self.bytes);
@@ -311,13 +315,16 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             NextStep::Yield => return Polled::Yield,
             NextStep::Try => {}
         }
-        match self.try_now() {
-            Some(done) => {
-                self.leave();
-                Polled::Done(done)
-            }
-            None => Polled::Again,
+        let done = self.try_now();
+        if done.is_some() {
+            self.leave();
         }
+        // The try may have had more memory given back than it used, and those ahead of it, whom it has passed, may
+        // have come and found nothing meanwhile.
+        if done.is_some() || self.refused.as_ref().is_some_and(|refused| refused.given_back > 0) {
+            drop(WakeAtEnd(&self.pool));
+        }
+        done.map_or(Polled::Again, Polled::Done)
     }
 
     /// Whether free memory waited for device work at its last try: nobody tells when that ends.
@@ -338,7 +345,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         if !self.pool.budget().has_waiters() {
             return self.refused.is_none();
         }
-        self.class_bytes().is_none_or(|bytes| !self.pool.store().could_hold(bytes))
+        self.class_bytes().is_none_or(|bytes| !attempt::could_hold(self.pool.store(), bytes))
     }
 
     /// Allocates, or returns `None` if a return of memory could serve the request.
@@ -360,6 +367,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             self.ticket.is_some_and(|ticket| self.pool.budget().waiters().is_first(ticket));
         if is_first && let Some(done) = self.try_now() {
             self.leave();
+            drop(WakeAtEnd(&self.pool));
             return done;
         }
         let timeout = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
@@ -373,13 +381,13 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             .refused
             .take()
             .unwrap_or_else(|| Unserved::early(cause, self.class_bytes().unwrap_or(self.bytes)));
-        let freed = self.pool.store().freed_buffers().wrapping_sub(self.freed_before);
+        let freed = sums::freed_buffers(self.pool.store()).wrapping_sub(self.freed_before);
         let unserved = Unserved { cause, freed_meanwhile: Some(freed), ..unserved };
         Err(self.refuse(unserved))
     }
 
     fn refuse(&self, unserved: Unserved) -> AllocError {
-        self.pool.store().refuse(unserved, self.bytes, self.pool.settings.tag())
+        refusal::refuse(self.pool.store(), unserved, self.bytes, self.pool.settings.tag())
     }
 
     fn leave(&mut self) {

@@ -7,7 +7,6 @@
 
 use crate::port::clock::StreamClock;
 use crate::port::error::DeviceError;
-use crate::port::zero::ZeroPolicy;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::ops::Range;
@@ -139,6 +138,18 @@ pub trait DeviceAllocator: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Gives to the device what was freed and something between still keeps, such as the driver's own
+    /// pool. Called for want of memory, when what others hold of the device would help:
+    /// [`BucketPool::make_room`](crate::BucketPool::make_room), and trims for another pool of a
+    /// [`Budget`](crate::limits::Budget). May wait for the frees.
+    ///
+    /// # Errors
+    ///
+    /// The device's refusal.
+    fn give_all_back(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Returns a view of `bytes` bytes of `block` from `offset` on, for work on `on`. The caller
     /// stays inside the block. A backend for which an access outside the block would be undefined
     /// behaviour checks the range.
@@ -253,7 +264,7 @@ pub enum Zeroing {
     /// In the order of the stream that the call names.
     InOrder,
     /// Ahead of work that is not submitted yet, on a stream that
-    /// [`StreamClock::ahead_of`](crate::StreamClock::ahead_of) returns. A block that is to be
+    /// [`StreamClock::ahead_of`] returns. A block that is to be
     /// zeroed must then be ready for that stream.
     Ahead,
 }
@@ -500,3 +511,24 @@ impl<A: DeviceAllocator> PageCalls<A> {
     note = "keep the buffer, or `free` what was detached"
 )]
 pub trait WholeBlocks: DeviceAllocator {}
+
+/// The rule by which a pool zeroes blocks.
+///
+/// A reused block contains what its last user left in it. A block fresh from a device may contain
+/// what another program left in it: `cuMemAlloc` promises nothing. Pools that serve several
+/// tenants, or hold secrets, choose another policy than `Never`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ZeroPolicy {
+    /// Blocks are not zeroed and have old contents. This is the cheapest policy, for programs that
+    /// overwrite what they allocate.
+    #[default]
+    Never,
+    /// Each block, with its rounding tail, is zeroed before it is handed out.
+    OnAllocate,
+    /// Each block is zeroed when it is freed, so that cached memory has no old contents. If a drop
+    /// must not call the device, the pool zeroes the block when it hands it out again: then no
+    /// buffer shows old contents, but the cached block keeps them until then. The pool also zeroes
+    /// fresh blocks of a device that does not zero them.
+    OnReturn,
+}

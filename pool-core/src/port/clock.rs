@@ -53,6 +53,12 @@ pub trait StreamClock: Send + Sync + 'static {
     /// device.
     fn owns(&self, on: &Self::Stream) -> bool;
 
+    /// Returns whether `on` is or was a stream of this device. Memory may go behind the work of one
+    /// that has ended.
+    fn has_owned(&self, on: &Self::Stream) -> bool {
+        self.owns(on)
+    }
+
     /// Returns the reason why no call to the device can succeed any more: the device is lost, or
     /// this process is a fork.
     ///

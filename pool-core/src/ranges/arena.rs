@@ -1,6 +1,9 @@
 //! The configuration of an arena: how it takes memory from the device and splits it.
 
+use crate::block::Key;
 use crate::error::ConfigError;
+use crate::ranges::RangeRequest;
+use crate::ranges::list::Group;
 use crate::size::{GIB, KIB, LARGEST, MIB};
 use crate::stream::StealPolicy;
 use std::ops::RangeInclusive;
@@ -66,7 +69,7 @@ pub(crate) enum Source {
 }
 
 /// What several shards of [`ArenaConfig::grow`] may have, as a multiple of the peak: as much as shards of
-/// whole blocks (`store/totals.rs`). With less, threads that free what others allocate take single ranges
+/// whole blocks (`store/bound.rs`). With less, threads that free what others allocate take single ranges
 /// from each other's shards for ever.
 const MOST_OF_SEVERAL_TO_GROW: f64 = 1.5;
 /// The share of the slack that may be committed above the peak of allocated bytes. The rest is a
@@ -246,6 +249,13 @@ impl ArenaConfig {
     /// device that does not tell its memory. (`PyTorch`: `garbage_collection_threshold`.)
     pub fn gc_threshold(self, share: f64) -> Self {
         Self { gc_threshold: Some(share), ..self }
+    }
+
+    /// Returns a request whose class has this many bytes, as a search needs it.
+    #[inline]
+    pub(crate) fn request<K: Copy>(&self, key: &Key<K>, bytes: u64) -> RangeRequest<K> {
+        let group = Group { kind: key.kind, small: bytes <= self.apart_above };
+        RangeRequest { bytes, group, stream: key.stream_id }
     }
 
     /// Returns the bytes of the segment that is taken for a request; `None` for one that no address

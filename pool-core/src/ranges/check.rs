@@ -3,9 +3,9 @@
 
 use crate::port::StreamClock;
 use crate::ranges::Ranges;
-use crate::ranges::backing::Backing;
 use crate::ranges::list::UsedBy;
 use crate::ranges::node::NodeState;
+use crate::ranges::segment::Backing;
 use crate::ranges::segment::Segment;
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
                         *in_lists.entry(list).or_default() += node.bytes;
                         self.check_free(clock, id, (list, last), &mut bytes);
                     }
-                    NodeState::Moving { .. } => bytes.moving += node.bytes,
+                    NodeState::Out { .. } => bytes.moving += node.bytes,
                     NodeState::Vacant => panic!("range {id} is vacant"),
                 }
                 last = list;
@@ -71,7 +71,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     }
 
     /// Asserts that each byte of a segment that is no hole lies in one commit, and no other does.
-    /// What is `Moving` may be either.
+    /// What is `Out` may be either.
     fn check_commits(&self, segment: &Segment<K>) {
         let mut last = 0;
         for part in segment.commits.iter() {
@@ -80,7 +80,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         }
         for id in self.nodes.walk(segment.first) {
             let (place, node) = (self.nodes[id].range(), &self.nodes[id]);
-            if matches!(node.state, NodeState::Moving { .. }) {
+            if matches!(node.state, NodeState::Out { .. }) {
                 continue;
             }
             let has_memory = matches!(self.backing, Backing::Commits(_)) && !self.is_hole(id);

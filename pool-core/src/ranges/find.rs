@@ -61,7 +61,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         let list = self.lists.known(request.group, of)?;
         // Streams of one number need not be ordered after each other: open scopes of wgpu are not.
         let ready = |node: &RangeNode<_>| requester.are_ready(&node.marks);
-        let search = Search { nodes: &self.nodes, config: &self.config };
+        let search = ListSearch { nodes: &self.nodes, config: &self.config };
         let (bytes, id) = search.good(self.lists.get(list), request.bytes, &ready)?;
         Some(Found { id, list, bytes })
     }
@@ -92,7 +92,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
                 continue;
             }
             let Some(list) = self.lists.known(request.group, of) else { continue };
-            let search = Search { nodes: &self.nodes, config: &self.config };
+            let search = ListSearch { nodes: &self.nodes, config: &self.config };
             let found = search.exact(self.lists.get(list), request.bytes, &ready);
             if let Some((key, id)) = found
                 && best.is_none_or(|(best, _)| key < best)
@@ -113,7 +113,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         accept: impl Fn(&RangeNode<C::Mark>) -> bool,
     ) -> Option<u32> {
         let (mut best, mut lists, mut next) = (None, MAX_LISTS, 0);
-        let search = Search { nodes: &self.nodes, config: &self.config };
+        let search = ListSearch { nodes: &self.nodes, config: &self.config };
         for (at, list) in self.lists.from(self.find_from) {
             let fits = list.bins.bytes() >= request.bytes && list.group == request.group;
             if !fits || list.used_by == UsedBy::Hole || !of(list.used_by) {
@@ -164,12 +164,12 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
 }
 
 /// A search in one list after the other, for a few ranges of each.
-struct Search<'b, M> {
+struct ListSearch<'b, M> {
     nodes: &'b Nodes<M>,
     config: &'b ArenaConfig,
 }
 
-impl<M: Clone> Search<'_, M> {
+impl<M: Clone> ListSearch<'_, M> {
     /// A range of a list: the smallest of a few in the request's own step, else of a few in the
     /// next step that has one.
     #[expect(clippy::inline_always, reason = "as above")]

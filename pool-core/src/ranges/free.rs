@@ -2,9 +2,9 @@
 
 use crate::by_size::SizeKey;
 use crate::port::StreamClock;
-use crate::ranges::Ranges;
 use crate::ranges::list::UsedBy;
 use crate::ranges::node::{NONE, NodeState, RangeNode};
+use crate::ranges::{Ranges, returnable};
 use crate::stream::Pending;
 
 impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
@@ -104,7 +104,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         };
         let (own, other) = (self.nodes[id].marks.marks(), self.nodes[next].marks.marks());
         if later(own, other) && later(other, own) {
-            self.coalesce_any(clock, id);
+            returnable::coalesce_any(self, clock, id);
         }
     }
 

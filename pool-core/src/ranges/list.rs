@@ -1,7 +1,10 @@
-//! Free lists: one for each group of ranges and each stream that used them last.
+//! Free lists: one for each group of ranges and each stream that used them last; and the count of free parts of
+//! segments.
 
-use crate::by_size::SizeSteps;
+use crate::by_size::{SizeKey, SizeSteps};
+use crate::observe::levels::{BlockClass, Count};
 use crate::port::StreamClock;
+use crate::ranges::Ranges;
 
 /// The ranges that may serve the same requests and coalesce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +21,7 @@ pub(crate) enum UsedBy {
     NoStream,
     /// The stream of this number.
     Stream(u64),
-    /// One stream of those that have this number modulo [`LISTS_MOST`], of a list only: where there
+    /// One stream of those that have this number modulo [`MAX_LISTS_OF_STREAMS`], of a list only: where there
     /// are more streams than lists, some have one in common.
     OneOf(u64),
     /// More than one stream.
@@ -50,7 +53,7 @@ impl UsedBy {
     /// The name of the list that a stream has in common with others.
     pub(super) fn in_common(self) -> Self {
         match self {
-            Self::Stream(stream) => Self::OneOf(stream % LISTS_MOST as u64),
+            Self::Stream(stream) => Self::OneOf(stream % MAX_LISTS_OF_STREAMS as u64),
             other => other,
         }
     }
@@ -69,9 +72,9 @@ impl UsedBy {
 }
 
 /// Lists that are searched for what goes back, at once.
-const PORTION: usize = 16;
+const MAX_LISTS_AT_ONCE: usize = 16;
 /// Lists after which further streams have one in common with some others, of as many again.
-const LISTS_MOST: usize = 512;
+const MAX_LISTS_OF_STREAMS: usize = 512;
 
 /// The free ranges of one group and stream.
 #[derive(Debug)]
@@ -148,7 +151,7 @@ impl<K: Copy + Eq> RangeLists<K> {
             (self.all[at].group, self.all[at].used_by) = (group, used_by);
             return number(at);
         }
-        if self.all.len() >= LISTS_MOST
+        if self.all.len() >= MAX_LISTS_OF_STREAMS
             && let UsedBy::Stream(_) = used_by
         {
             self.some_in_common = true;
@@ -174,13 +177,13 @@ impl<K: Copy + Eq> RangeLists<K> {
 
     /// After this many portions all lists have had their turn.
     pub(crate) fn portions(&self) -> usize {
-        self.all.len().div_ceil(PORTION)
+        self.all.len().div_ceil(MAX_LISTS_AT_ONCE)
     }
 
     /// The numbers of lists with free memory, a portion of them; other ones with each call, so that
     /// all have their turn.
     pub(crate) fn next_portion(&mut self) -> impl Iterator<Item = u16> + use<'_, K> {
-        let (len, first, count) = (self.all.len(), self.portion, PORTION);
+        let (len, first, count) = (self.all.len(), self.portion, MAX_LISTS_AT_ONCE);
         let numbers = (0..len).map(move |at| (first + at) % len);
         let full = |list: &RangeList<K>| list.used_by != UsedBy::Hole && list.bins.bytes() > 0;
         self.portion = numbers.clone().filter(|at| full(&self.all[*at])).nth(count).unwrap_or(0);
@@ -213,4 +216,71 @@ fn number(at: usize) -> u16 {
     let number = u16::try_from(at);
     invariant!(number.is_ok(), "a shard has fewer than 2^16 free lists");
     number.unwrap_or(u16::MAX)
+}
+
+/// Free ranges that are not a whole segment (`PyTorch`: `inactive_split`).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SplitFigures {
+    pub(crate) ranges: Count,
+    pub(crate) bytes: Count,
+}
+
+impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
+    /// Puts a free range into a list.
+    #[inline]
+    pub(super) fn insert(&mut self, list: u16, id: u32) {
+        self.lists.bins(list).insert(&mut self.nodes, id);
+        if self.split.is_some() {
+            self.count_split(id, None, Some(self.nodes[id].bytes));
+        }
+    }
+
+    /// Takes a free range out of its list.
+    #[inline]
+    pub(super) fn remove(&mut self, list: u16, id: u32) {
+        self.remove_changed(list, id, self.nodes[id].key());
+    }
+
+    /// Takes a free range out of its list that has changed since it was put in.
+    #[inline]
+    pub(super) fn remove_changed(&mut self, list: u16, id: u32, was: SizeKey) {
+        self.lists.bins(list).remove(&mut self.nodes, id, was);
+        if self.split.is_some() {
+            self.count_split(id, Some(was.bytes), None);
+        }
+    }
+
+    /// Follows a free range that was `was` and has changed.
+    #[inline]
+    pub(super) fn resize(&mut self, list: u16, id: u32, was: SizeKey) {
+        let node = &self.nodes[id];
+        let (bytes, step) = (node.bytes, node.links.step);
+        self.lists.bins(list).resize(&mut self.nodes, (id, step), was, bytes);
+        if self.split.is_some() {
+            self.count_split(id, Some(was.bytes), Some(bytes));
+        }
+    }
+
+    /// Follows a range that had `was` bytes in a list and has `is` now.
+    pub(super) fn count_split(&mut self, id: u32, was: Option<u64>, is: Option<u64>) {
+        let Some(split) = &mut self.split else { return };
+        let Some(segment) = self.segments.get(self.nodes[id].segment) else { return };
+        let class = BlockClass::small_if(segment.group.small);
+        if let (Some(was), Some(is)) = (was, is)
+            && was != segment.bytes
+            && is != segment.bytes
+        {
+            split.ranges.replace(class, 1, 1);
+            split.bytes.replace(class, was, is);
+            return;
+        }
+        if let Some(was) = was.filter(|bytes| *bytes != segment.bytes) {
+            split.ranges.down(class, 1);
+            split.bytes.down(class, was);
+        }
+        if let Some(is) = is.filter(|bytes| *bytes != segment.bytes) {
+            split.ranges.up(class, 1);
+            split.bytes.up(class, is);
+        }
+    }
 }

@@ -20,7 +20,7 @@ pub(crate) enum NodeState {
     /// Free, in the list of this number.
     Free(u16),
     /// In no list, for a device call without the lock; as a hole it has no memory.
-    Moving { hole: bool },
+    Out { hole: bool },
 }
 
 /// A range of a segment.
@@ -40,7 +40,7 @@ pub(crate) struct RangeNode<M> {
     pub(crate) born: u32,
     pub(crate) state: NodeState,
     /// Whether the contents may be other than zeroes.
-    pub(crate) unzeroed: bool,
+    pub(crate) dirty: bool,
     /// Allocations so far when the larger part of the range was freed.
     pub(crate) freed_at: u64,
     /// The marks that a new owner must be ordered after, while the range is not live.
@@ -94,7 +94,7 @@ impl<M: Clone> Nodes<M> {
         (node.offset, node.bytes) = place;
         (node.before, node.after) = (before, after);
         node.segment = segment;
-        (node.state, node.unzeroed, node.freed_at) = (NodeState::Live, false, 0);
+        (node.state, node.dirty, node.freed_at) = (NodeState::Live, false, 0);
         self.vacant = next;
         id
     }
@@ -135,7 +135,7 @@ impl<M: Clone> Nodes<M> {
             segment: NONE,
             born: 0,
             state: NodeState::Vacant,
-            unzeroed: false,
+            dirty: false,
             freed_at: 0,
             marks: Pending::Nothing,
         });
@@ -164,14 +164,14 @@ impl<M: Clone> Nodes<M> {
     pub(crate) fn split_low(&mut self, id: u32, bytes: u64) -> u32 {
         let low = self.vacant();
         let rest = &mut self[id];
-        let RangeNode { segment, born, offset, before, unzeroed, freed_at, .. } = *rest;
+        let RangeNode { segment, born, offset, before, dirty, freed_at, .. } = *rest;
         (rest.offset, rest.bytes, rest.before) = (offset + bytes, rest.bytes - bytes, low);
         let marks = rest.marks.clone();
         let node = &mut self[low];
         let next = node.links.older;
         (node.offset, node.bytes, node.before, node.after) = (offset, bytes, before, id);
         (node.segment, node.born, node.state) = (segment, born, NodeState::Live);
-        (node.unzeroed, node.freed_at, node.marks) = (unzeroed, freed_at, marks);
+        (node.dirty, node.freed_at, node.marks) = (dirty, freed_at, marks);
         self.vacant = next;
         if before != NONE {
             self[before].after = low;
@@ -190,12 +190,12 @@ impl<M: Clone> Nodes<M> {
     ) {
         let vacant = std::mem::replace(&mut self.vacant, from);
         let absorbed = &mut self[from];
-        let RangeNode { bytes, offset, before, after, unzeroed, freed_at, .. } = *absorbed;
+        let RangeNode { bytes, offset, before, after, dirty, freed_at, .. } = *absorbed;
         let marks = std::mem::take(&mut absorbed.marks);
         (absorbed.state, absorbed.links.older) = (NodeState::Vacant, vacant);
         let node = &mut self[into];
         join(&mut node.marks, marks);
-        node.unzeroed |= unzeroed;
+        node.dirty |= dirty;
         if bytes > node.bytes {
             node.freed_at = freed_at;
         }

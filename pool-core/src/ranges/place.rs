@@ -3,19 +3,19 @@
 
 use crate::by_size::SizeKey;
 use crate::port::StreamClock;
-use crate::ranges::backing::Backing;
 use crate::ranges::list::UsedBy;
 use crate::ranges::node::{NONE, NodeState, RangeNode, number};
+use crate::ranges::segment::Backing;
 use crate::ranges::{RangeRequest, Ranges};
 use crate::stream::{Pending, Requester};
 use std::ops::Range;
 
 /// Holes that are looked at: from the smallest on, and from the size of the request on; of the
 /// latter, and of the largest ones, those that are ranked.
-const SMALL_HOLES: usize = 32;
-const LARGE_HOLES: usize = 8;
+const MAX_SMALL_HOLES: usize = 32;
+const MAX_LARGE_HOLES: usize = 8;
 /// Ranges beside a hole that are looked at, on each side.
-const BESIDE: usize = 8;
+const MAX_BESIDE: usize = 8;
 
 /// Where a block would lie, and what that takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,123 +46,14 @@ impl Neighbour {
 type Rank = (u64, u64, u64, u64);
 
 impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
-    /// The best placement of a request among a bounded number of holes.
-    pub(crate) fn place(
-        &self,
-        request: &RangeRequest<K>,
-        requester: &Requester<'_, C>,
-    ) -> Option<Placement> {
-        let page = self.backing.page();
-        let holes = |list: &&super::list::RangeList<K>| {
-            list.group == request.group && list.used_by == UsedBy::Hole && list.bins.bytes() > 0
-        };
-        let mut best: Option<(Rank, Placement)> = None;
-        let list = self.lists.iter().find(holes)?;
-        let up = list.bins.ascending(&self.nodes, 0).take(SMALL_HOLES);
-        let fits = |id: &u32| self.nodes[*id].bytes >= request.bytes;
-        let large = list.bins.ascending(&self.nodes, request.bytes);
-        // The end of the reservation is the largest.
-        let last = list.bins.descending(&self.nodes);
-        let large = large.take(SMALL_HOLES).filter(fits).take(LARGE_HOLES);
-        // What is beside a hole is looked at once.
-        let (mut parts, mut seen) = (Vec::with_capacity(2 * BESIDE + 1), Vec::new());
-        for hole in up.chain(large).chain(last.take(LARGE_HOLES)) {
-            if seen.contains(&hole) {
-                continue;
-            }
-            parts.clear();
-            self.neighbourhood(hole, requester, &mut parts);
-            seen.extend(parts.iter().filter(|part| part.hole).map(|part| part.id));
-            let (Some(first), Some(last)) = (parts.first(), parts.last()) else { continue };
-            let all = first.bytes.start..last.bytes.end;
-            if all.end - all.start < request.bytes {
-                continue;
-            }
-            // Each byte that is not free in the neighbourhood is missing.
-            let free: u64 = parts.iter().filter(|part| !part.hole).map(Neighbour::len).sum();
-            let least = request.bytes.saturating_sub(free);
-            if best.as_ref().is_some_and(|((missing, ..), _)| *missing < least) {
-                continue;
-            }
-            let at_end = self.nodes[last.id].after == NONE;
-            let size = if at_end { u64::MAX } else { all.end - all.start };
-            for start in starts(&parts, &all, request.bytes, at_end) {
-                let block = start..start + request.bytes;
-                let (missing, calls) = missing(&parts, &block, page);
-                let rank = (missing, calls, size, start);
-                if best.as_ref().is_none_or(|(best, _)| rank < *best) {
-                    best = Some((rank, Placement { first: first.id, block, missing }));
-                }
-            }
-        }
-        best.map(|(_, placement)| placement)
-    }
-
-    /// Adds the free ranges and holes around a hole that a taker may have, by address.
-    fn neighbourhood(&self, hole: u32, requester: &Requester<'_, C>, parts: &mut Vec<Neighbour>) {
-        let mut first = hole;
-        for _ in 0..BESIDE {
-            let before = self.nodes[first].before;
-            if before == NONE || !self.may_have(before, requester) {
-                break;
-            }
-            first = before;
-        }
-        let mut past = 0;
-        let mut is_near = |id: &u32| {
-            past += usize::from(self.nodes[*id].offset > self.nodes[hole].offset);
-            past <= BESIDE && self.may_have(*id, requester)
-        };
-        let near = self.nodes.walk(first).take_while(|id| is_near(id));
-        let neighbour =
-            |id| Neighbour { id, bytes: self.nodes[id].range(), hole: self.is_hole(id) };
-        parts.extend(near.map(neighbour));
-    }
-
-    /// Whether a range is free, and ready for the taker or can be made so for certain.
-    fn may_have(&self, id: u32, requester: &Requester<'_, C>) -> bool {
-        let can = |mark| {
-            requester.is_ready(mark)
-                || !requester.must_be_done()
-                    && requester.may_query(mark)
-                    && requester.clock.is_submitted(mark)
-        };
-        let node = &self.nodes[id];
-        let free = matches!(node.state, NodeState::Free(_));
-        free && node.marks.marks().iter().all(|mark| can(*mark))
-    }
-
     /// Whether a range is addresses without memory.
     #[inline]
     pub(crate) fn is_hole(&self, id: u32) -> bool {
         self.list_of(id).is_some_and(|list| self.lists.get(list).used_by == UsedBy::Hole)
     }
 
-    /// Takes out what a placement needs, by address: the free parts that the block lies in, and
-    /// the pages of holes. Where the block ends in a hole, up to `ahead` bytes more of that hole,
-    /// since the call that commits them is made anyway. Each is `Moving` then.
-    pub(crate) fn take_out(&mut self, placement: &Placement, ahead: u64) -> Vec<u32> {
-        let (block, page, mut pieces) = (&placement.block, self.backing.page(), Vec::new());
-        let mut next = placement.first;
-        while next != NONE && self.nodes[next].offset < block.end {
-            let (id, place) = (next, self.nodes[next].range());
-            next = self.nodes[id].after;
-            if place.end <= block.start {
-                continue;
-            }
-            let part = if self.is_hole(id) {
-                let extra = if place.end > block.end { ahead / page * page } else { 0 };
-                pages_of(block, page, extra, &place)
-            } else {
-                place.start.max(block.start)..place.end.min(block.end)
-            };
-            pieces.extend(self.carve(id, &part));
-        }
-        pieces
-    }
-
     /// Takes a part of a free range or hole out of its list. What is below and above it stays what
-    /// it was. The part is `Moving` then. Returns no range that is neither: it has an owner.
+    /// it was. The part is `Out` then. Returns no range that is neither: it has an owner.
     pub(crate) fn carve(&mut self, id: u32, part: &Range<u64>) -> Option<u32> {
         let place = self.nodes[id].range();
         let list = self.list_of(id);
@@ -180,7 +71,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         }
         let taken = self.take_low(id, list, part.end - part.start);
         let hole = self.lists.get(list).used_by == UsedBy::Hole;
-        self.nodes[taken].state = NodeState::Moving { hole };
+        self.nodes[taken].state = NodeState::Out { hole };
         Some(taken)
     }
 
@@ -251,64 +142,193 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         self.release(clock, id, rest, freed_at);
         low
     }
+}
 
-    /// Makes the pieces of a placement, all of which have memory now, one live block. The rest of
-    /// them becomes free; who takes it must be ordered after `rest`. Returns the block, or `None`
-    /// without pieces.
-    pub(crate) fn assemble(
-        &mut self,
-        clock: &C,
-        pieces: &[u32],
-        placement: &Placement,
-        (rest, freed_at): (&Pending<C::Mark>, u64),
-    ) -> Option<u32> {
-        let (whole, others) = pieces.split_first()?;
-        let (whole, block) = (*whole, &placement.block);
-        for other in others {
-            self.nodes.absorb(whole, *other, |_, _| {});
+/// The best placement of a request among a bounded number of holes.
+pub(crate) fn place<C: StreamClock, K: Copy + Eq + Default>(
+    ranges: &Ranges<C, K>,
+    request: &RangeRequest<K>,
+    requester: &Requester<'_, C>,
+) -> Option<Placement> {
+    let page = ranges.backing.page();
+    let holes = |list: &&super::list::RangeList<K>| {
+        list.group == request.group && list.used_by == UsedBy::Hole && list.bins.bytes() > 0
+    };
+    let mut best: Option<(Rank, Placement)> = None;
+    let list = ranges.lists.iter().find(holes)?;
+    let up = list.bins.ascending(&ranges.nodes, 0).take(MAX_SMALL_HOLES);
+    let fits = |id: &u32| ranges.nodes[*id].bytes >= request.bytes;
+    let large = list.bins.ascending(&ranges.nodes, request.bytes);
+    // The end of the reservation is the largest.
+    let last = list.bins.descending(&ranges.nodes);
+    let large = large.take(MAX_SMALL_HOLES).filter(fits).take(MAX_LARGE_HOLES);
+    // What is beside a hole is looked at once.
+    let (mut parts, mut seen) = (Vec::with_capacity(2 * MAX_BESIDE + 1), Vec::new());
+    for hole in up.chain(large).chain(last.take(MAX_LARGE_HOLES)) {
+        if seen.contains(&hole) {
+            continue;
         }
-        let at = self.nodes[whole].segment;
-        self.nodes[whole].marks = Pending::Nothing;
-        let place = self.nodes[whole].range();
-        let below =
-            (place.start < block.start).then(|| self.split_low(whole, block.start - place.start));
-        let (taken, above) = match place.end > block.end {
-            true => (self.split_low(whole, block.end - block.start), Some(whole)),
-            false => (whole, None),
+        parts.clear();
+        neighbourhood(ranges, hole, requester, &mut parts);
+        seen.extend(parts.iter().filter(|part| part.hole).map(|part| part.id));
+        let (Some(first), Some(last)) = (parts.first(), parts.last()) else { continue };
+        let all = first.bytes.start..last.bytes.end;
+        if all.end - all.start < request.bytes {
+            continue;
+        }
+        // Each byte that is not free in the neighbourhood is missing.
+        let free: u64 = parts.iter().filter(|part| !part.hole).map(Neighbour::len).sum();
+        let least = request.bytes.saturating_sub(free);
+        if best.as_ref().is_some_and(|((missing, ..), _)| *missing < least) {
+            continue;
+        }
+        let at_end = ranges.nodes[last.id].after == NONE;
+        let size = if at_end { u64::MAX } else { all.end - all.start };
+        for start in starts(&parts, &all, request.bytes, at_end) {
+            let block = start..start + request.bytes;
+            let (missing, calls) = missing(&parts, &block, page);
+            let rank = (missing, calls, size, start);
+            if best.as_ref().is_none_or(|(best, _)| rank < *best) {
+                best = Some((rank, Placement { first: first.id, block, missing }));
+            }
+        }
+    }
+    best.map(|(_, placement)| placement)
+}
+
+/// Adds the free ranges and holes around a hole that a taker may have, by address.
+fn neighbourhood<C: StreamClock, K: Copy + Eq + Default>(
+    ranges: &Ranges<C, K>,
+    hole: u32,
+    requester: &Requester<'_, C>,
+    parts: &mut Vec<Neighbour>,
+) {
+    let mut first = hole;
+    for _ in 0..MAX_BESIDE {
+        let before = ranges.nodes[first].before;
+        if before == NONE || !may_have(ranges, before, requester) {
+            break;
+        }
+        first = before;
+    }
+    let mut past = 0;
+    let mut is_near = |id: &u32| {
+        past += usize::from(ranges.nodes[*id].offset > ranges.nodes[hole].offset);
+        past <= MAX_BESIDE && may_have(ranges, *id, requester)
+    };
+    let near = ranges.nodes.walk(first).take_while(|id| is_near(id));
+    let neighbour =
+        |id| Neighbour { id, bytes: ranges.nodes[id].range(), hole: ranges.is_hole(id) };
+    parts.extend(near.map(neighbour));
+}
+
+/// Whether a range is free, and ready for the taker or can be made so for certain.
+fn may_have<C: StreamClock, K: Copy + Eq + Default>(
+    ranges: &Ranges<C, K>,
+    id: u32,
+    requester: &Requester<'_, C>,
+) -> bool {
+    let can = |mark| {
+        requester.is_ready(mark)
+            || !requester.must_be_done()
+                && requester.may_query(mark)
+                && requester.clock.is_submitted(mark)
+    };
+    let node = &ranges.nodes[id];
+    let free = matches!(node.state, NodeState::Free(_));
+    free && node.marks.marks().iter().all(|mark| can(*mark))
+}
+
+/// Takes out what a placement needs, by address: the free parts that the block lies in, and
+/// the pages of holes. Where the block ends in a hole, up to `ahead` bytes more of that hole,
+/// since the call that commits them is made anyway. Each is `Out` then.
+pub(crate) fn take_out<C: StreamClock, K: Copy + Eq + Default>(
+    ranges: &mut Ranges<C, K>,
+    placement: &Placement,
+    ahead: u64,
+) -> Vec<u32> {
+    let (block, page, mut pieces) = (&placement.block, ranges.backing.page(), Vec::new());
+    let mut next = placement.first;
+    while next != NONE && ranges.nodes[next].offset < block.end {
+        let (id, place) = (next, ranges.nodes[next].range());
+        next = ranges.nodes[id].after;
+        if place.end <= block.start {
+            continue;
+        }
+        let part = if ranges.is_hole(id) {
+            let extra = if place.end > block.end { ahead / page * page } else { 0 };
+            pages_of(block, page, extra, &place)
+        } else {
+            place.start.max(block.start)..place.end.min(block.end)
         };
-        self.nodes[taken].state = NodeState::Live;
-        if let Some(segment) = self.segments.get_mut(at) {
-            // Each of them was counted when it was carved; a rest is counted until it is free.
-            let rests = u32::from(below.is_some()) + u32::from(above.is_some());
-            segment.used = segment.used + 1 + rests - number(pieces.len());
-        }
-        for id in [below, above].into_iter().flatten() {
-            self.nodes[id].state = NodeState::Moving { hole: false };
-            self.release(clock, id, rest.clone(), freed_at);
-        }
-        Some(taken)
+        pieces.extend(ranges.carve(id, &part));
     }
+    pieces
+}
 
-    /// Puts a range that is in no list among the holes.
-    pub(crate) fn put_hole(&mut self, clock: &C, id: u32) {
-        let node = &mut self.nodes[id];
-        (node.marks, node.unzeroed) = (Pending::Nothing, false);
-        let (segment, place) = (node.segment, node.range());
-        if let Some(segment) = self.segments.get_mut(segment) {
-            segment.commits.remove(&place);
-        }
-        self.put_free(clock, id, UsedBy::Hole);
+/// Makes the pieces of a placement, all of which have memory now, one live block. The rest of
+/// them becomes free; who takes it must be ordered after `rest`. Returns the block, or `None`
+/// without pieces.
+pub(crate) fn assemble<C: StreamClock, K: Copy + Eq + Default>(
+    ranges: &mut Ranges<C, K>,
+    clock: &C,
+    pieces: &[u32],
+    placement: &Placement,
+    (rest, freed_at): (&Pending<C::Mark>, u64),
+) -> Option<u32> {
+    let (whole, others) = pieces.split_first()?;
+    let (whole, block) = (*whole, &placement.block);
+    for other in others {
+        ranges.nodes.absorb(whole, *other, |_, _| {});
     }
+    let at = ranges.nodes[whole].segment;
+    ranges.nodes[whole].marks = Pending::Nothing;
+    let place = ranges.nodes[whole].range();
+    let below =
+        (place.start < block.start).then(|| ranges.split_low(whole, block.start - place.start));
+    let (taken, above) = match place.end > block.end {
+        true => (ranges.split_low(whole, block.end - block.start), Some(whole)),
+        false => (whole, None),
+    };
+    ranges.nodes[taken].state = NodeState::Live;
+    if let Some(segment) = ranges.segments.get_mut(at) {
+        // Each of them was counted when it was carved; a rest is counted until it is free.
+        let rests = u32::from(below.is_some()) + u32::from(above.is_some());
+        segment.used = segment.used + 1 + rests - number(pieces.len());
+    }
+    for id in [below, above].into_iter().flatten() {
+        ranges.nodes[id].state = NodeState::Out { hole: false };
+        ranges.release(clock, id, rest.clone(), freed_at);
+    }
+    Some(taken)
+}
 
-    /// Notes that one call has committed memory behind all of a range that is in no list. `commit`
-    /// promises nothing of the contents.
-    pub(crate) fn note_committed(&mut self, id: u32) {
-        self.nodes[id].unzeroed = true;
-        let (segment, place) = (self.nodes[id].segment, self.nodes[id].range());
-        if let (Backing::Commits(_), Some(segment)) = (self.backing, self.segments.get_mut(segment))
-        {
-            segment.commits.add(place);
-        }
+/// Puts a range that is in no list among the holes.
+pub(crate) fn put_hole<C: StreamClock, K: Copy + Eq + Default>(
+    ranges: &mut Ranges<C, K>,
+    clock: &C,
+    id: u32,
+) {
+    let node = &mut ranges.nodes[id];
+    (node.marks, node.dirty) = (Pending::Nothing, false);
+    let (segment, place) = (node.segment, node.range());
+    if let Some(segment) = ranges.segments.get_mut(segment) {
+        segment.commits.remove(&place);
+    }
+    ranges.put_free(clock, id, UsedBy::Hole);
+}
+
+/// Notes that one call has committed memory behind all of a range that is in no list. `commit`
+/// promises nothing of the contents.
+pub(crate) fn note_committed<C: StreamClock, K: Copy + Eq + Default>(
+    ranges: &mut Ranges<C, K>,
+    id: u32,
+) {
+    ranges.nodes[id].dirty = true;
+    let (segment, place) = (ranges.nodes[id].segment, ranges.nodes[id].range());
+    if let (Backing::Commits(_), Some(segment)) = (ranges.backing, ranges.segments.get_mut(segment))
+    {
+        segment.commits.add(place);
     }
 }
 

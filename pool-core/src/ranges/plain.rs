@@ -16,7 +16,18 @@ pub(crate) struct Served {
     pub(crate) bytes: u64,
     pub(crate) offset: u64,
     pub(crate) segment: u32,
-    pub(crate) unzeroed: bool,
+    pub(crate) dirty: bool,
+}
+
+/// A range that is freed, as its node has it.
+struct FreedRange {
+    id: u32,
+    before: u32,
+    after: u32,
+    segment: u32,
+    bytes: u64,
+    dirty: bool,
+    freed_at: u64,
 }
 
 impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
@@ -45,12 +56,12 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         self.remove(list, id);
         let node = &mut self.nodes[id];
         node.state = NodeState::Live;
-        let (offset, segment, unzeroed) = (node.offset, node.segment, node.unzeroed);
+        let (offset, segment, dirty) = (node.offset, node.segment, node.dirty);
         if let Some(segment) = self.segments.get_mut(segment) {
             segment.used += 1;
         }
         self.cached -= bytes; // no request is served from a hole
-        Served { id, bytes, offset, segment, unzeroed }
+        Served { id, bytes, offset, segment, dirty }
     }
 
     /// Makes the low `bytes` bytes of a free range live. The rest stays in its list.
@@ -60,13 +71,13 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         let (low, next) = self.nodes.next_vacant();
         let rest = &mut self.nodes[id];
         let was = rest.key();
-        let (segment, before, unzeroed) = (rest.segment, rest.before, rest.unzeroed);
+        let (segment, before, dirty) = (rest.segment, rest.before, rest.dirty);
         let step = rest.links.step;
         (rest.offset, rest.bytes, rest.before) = (was.offset + bytes, whole - bytes, low);
         let node = &mut self.nodes[low];
         (node.offset, node.bytes, node.before, node.after) = (was.offset, bytes, before, id);
         (node.segment, node.born, node.state) = (segment, was.born, NodeState::Live);
-        node.unzeroed = unzeroed;
+        node.dirty = dirty;
         self.nodes.set_vacant(next);
         if before != NONE {
             self.nodes[before].after = low;
@@ -82,7 +93,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             self.count_split(id, Some(whole), Some(whole - bytes));
         }
         self.cached -= bytes; // no request is served from a hole
-        Served { id: low, bytes, offset: was.offset, segment, unzeroed }
+        Served { id: low, bytes, offset: was.offset, segment, dirty }
     }
 
     /// Frees a range that no stream used but that of `mark`, or none. Returns false, and does nothing,
@@ -95,7 +106,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         clock: &C,
         id: u32,
         mut mark: Option<C::Mark>,
-        (mut unzeroed, freed_at): (bool, u64),
+        (dirty, freed_at): (bool, u64),
     ) -> bool {
         let node = &self.nodes[id];
         let (bytes, before, after, at) = (node.bytes, node.before, node.after, node.segment);
@@ -117,16 +128,31 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         let marks = mark.map_or(Pending::Nothing, Pending::One);
         self.used -= bytes;
         self.count_cached(bytes);
-        if !below && !above {
-            let node = &mut self.nodes[id];
-            (node.unzeroed, node.freed_at) = (unzeroed, freed_at);
-            (node.state, node.marks) = (NodeState::Free(own), marks);
-            if let Some(segment) = self.segments.get_mut(at) {
-                segment.used -= 1;
-            }
-            self.insert(own, id);
+        let freed = FreedRange { id, before, after, segment: at, bytes, dirty, freed_at };
+        if below || above {
+            self.join_freed(freed, own, (below, above), marks);
             return true;
         }
+        let node = &mut self.nodes[id];
+        (node.dirty, node.freed_at) = (dirty, freed_at);
+        (node.state, node.marks) = (NodeState::Free(own), marks);
+        if let Some(segment) = self.segments.get_mut(at) {
+            segment.used -= 1;
+        }
+        self.insert(own, id);
+        true
+    }
+
+    /// Takes a freed range into the larger of its free neighbours, and the other one too. `marks` are of all.
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
+    fn join_freed(
+        &mut self,
+        FreedRange { id, before, after, segment: at, bytes, mut dirty, freed_at }: FreedRange,
+        own: u16,
+        (below, above): (bool, bool),
+        marks: Pending<C::Mark>,
+    ) {
         self.nodes.remove(id);
         let both = below && above;
         let up = below && !(both && self.nodes[after].bytes > self.nodes[before].bytes);
@@ -136,13 +162,13 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             let other = if up { after } else { before };
             self.remove(own, other);
             let node = &self.nodes[other];
-            (added, unzeroed) = (bytes + node.bytes, unzeroed | node.unzeroed);
+            (added, dirty) = (bytes + node.bytes, dirty | node.dirty);
             (first, last) = if up { (first, node.after) } else { (node.before, last) };
             self.nodes.remove(other);
         }
         let node = &mut self.nodes[into];
         let (was, step) = (node.key(), node.links.step);
-        (node.bytes, node.unzeroed) = (was.bytes + added, node.unzeroed | unzeroed);
+        (node.bytes, node.dirty) = (was.bytes + added, node.dirty | dirty);
         node.marks = marks;
         if bytes > was.bytes {
             node.freed_at = freed_at;
@@ -168,7 +194,6 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         if self.split.is_some() {
             self.count_split(into, Some(was.bytes), Some(was.bytes + added));
         }
-        true
     }
 
     /// Whether a neighbour in this state coalesces with a range of the list `own` behind `mark`, which

@@ -2,9 +2,11 @@
 
 use crate::port::{DeviceError, Order, StreamClock};
 use crate::ranges::arena::ArenaConfig;
-use crate::ranges::backing::Backing;
 use crate::ranges::list::{Group, UsedBy};
 use crate::ranges::node::{NodeState, RangeNode};
+use crate::ranges::place;
+use crate::ranges::returnable;
+use crate::ranges::segment::Backing;
 use crate::ranges::{RangeRequest, Ranges};
 use crate::size::{KIB, MIB};
 use crate::stream::{Pending, Requester, StealPolicy};
@@ -93,9 +95,9 @@ impl<C: StreamClock> Ranges<C, u8> {
     fn all(&self) -> Vec<String> {
         let ids = self.segments.iter().flat_map(|(_, segment)| self.nodes.walk(segment.first));
         let said = ids.map(|id| {
-            let RangeNode { state, unzeroed, marks, freed_at, .. } = &self.nodes[id];
+            let RangeNode { state, dirty, marks, freed_at, .. } = &self.nodes[id];
             let free = matches!(state, NodeState::Free(_)).then_some((marks.marks(), freed_at));
-            format!("{id}: {:?}, {state:?}, {unzeroed}, {free:?}", self.nodes[id].range())
+            format!("{id}: {:?}, {state:?}, {dirty}, {free:?}", self.nodes[id].range())
         });
         let sums = (self.cached, self.cached_peak, self.used, self.used_peak, self.split);
         said.chain([format!("{sums:?}")]).collect()
@@ -195,7 +197,7 @@ impl Paged {
     fn new() -> Self {
         let mut ranges = Ranges::new(ArenaConfig::pages(PAGE, 0.05), Backing::Pages(PAGE));
         let whole = ranges.add_segment(ONE, 4096 * PAGE);
-        ranges.put_hole(&Apart, whole);
+        place::put_hole(&mut ranges, &Apart, whole);
         Self { ranges, committed: 0 }
     }
 
@@ -204,13 +206,14 @@ impl Paged {
         if let Some(id) = self.ranges.lend(request, &requester) {
             return id;
         }
-        let place = self.ranges.place(request, &requester).expect("the reservation is large");
-        let pieces = self.ranges.take_out(&place, ahead);
+        let place =
+            place::place(&self.ranges, request, &requester).expect("the reservation is large");
+        let pieces = place::take_out(&mut self.ranges, &place, ahead);
         let mut fresh = 0;
         for id in &pieces {
             let node = &self.ranges.nodes[*id];
             assert!(node.marks.marks().iter().all(|mark| mark.0 == request.stream));
-            if node.state == (NodeState::Moving { hole: true }) {
+            if node.state == (NodeState::Out { hole: true }) {
                 assert_eq!((node.offset % PAGE, node.bytes % PAGE), (0, 0), "a hole of pages");
                 fresh += node.bytes;
             }
@@ -218,7 +221,7 @@ impl Paged {
         assert!((place.missing..=place.missing + ahead).contains(&fresh), "{fresh}");
         self.committed += fresh;
         let rest = Pending::One((request.stream, 0));
-        let id = self.ranges.assemble(&Apart, &pieces, &place, (&rest, 0)).unwrap();
+        let id = place::assemble(&mut self.ranges, &Apart, &pieces, &place, (&rest, 0)).unwrap();
         assert_eq!(self.ranges.nodes[id].range(), place.block);
         self.ranges.count_out(self.ranges.nodes[id].bytes);
         id
@@ -236,14 +239,14 @@ impl Paged {
         let holds = |id: &u32| self.ranges.nodes[*id].range().contains(&part.start);
         let id = self.ranges.nodes.walk(first).find(holds).unwrap();
         let piece = self.ranges.carve(id, &part).unwrap();
-        self.ranges.put_hole(&Apart, piece);
+        place::put_hole(&mut self.ranges, &Apart, piece);
         self.committed -= part.end - part.start;
     }
 
     fn give_back(&mut self, bytes: u64) {
-        for found in self.ranges.pick_returnable(bytes) {
+        for found in returnable::pick(&mut self.ranges, bytes) {
             let piece = self.ranges.carve(found.id, &found.part).unwrap();
-            self.ranges.put_hole(&Apart, piece);
+            place::put_hole(&mut self.ranges, &Apart, piece);
             self.committed -= found.part.end - found.part.start;
         }
     }
@@ -278,7 +281,7 @@ fn run_paged(seed: u64, steps: u64, streams: u64) {
         paged.ranges.free(&Apart, id, Pending::One((stream, steps)), (false, 0));
     }
     let before = paged.ranges.check(&Apart);
-    while !paged.ranges.pick_returnable(1).is_empty() {
+    while !returnable::pick(&mut paged.ranges, 1).is_empty() {
         paged.give_back(1);
     }
     let after = paged.ranges.check(&Apart);
@@ -325,7 +328,7 @@ fn a_block_lies_over_free_pages_between_holes() {
     let block = paged.allocate_pages(12);
     paged.ranges.free(&Apart, block, Pending::One((1, 1)), (true, 0));
     paged.make_hole(0..10);
-    let place = paged.ranges.place(&request(3 * PAGE, 1), &requester(&1)).unwrap();
+    let place = place::place(&paged.ranges, &request(3 * PAGE, 1), &requester(&1)).unwrap();
     assert_eq!(place.missing, PAGE);
     paged.ranges.check(&Apart);
 }
@@ -341,7 +344,7 @@ fn of_placements_that_lack_the_same_the_one_with_fewer_calls_is_taken() {
     for pages in [0..1, 3..4, 5..6] {
         paged.make_hole(pages);
     }
-    let place = paged.ranges.place(&request(4 * PAGE, 1), &requester(&1)).unwrap();
+    let place = place::place(&paged.ranges, &request(4 * PAGE, 1), &requester(&1)).unwrap();
     assert_eq!((place.missing, place.block), (2 * PAGE, 6 * PAGE..10 * PAGE));
 }
 
@@ -435,7 +438,7 @@ fn old_contents_stay_noted_through_splits_and_coalescing() {
     ranges.free(&Apart, ids[0], Pending::One((1, 2)), (true, 0));
     for offset in [0, 512] {
         let part = ranges.lend(&request(512, 1), &requester(&1)).unwrap();
-        assert_eq!((ranges.nodes[part].offset, ranges.nodes[part].unzeroed), (offset, true));
+        assert_eq!((ranges.nodes[part].offset, ranges.nodes[part].dirty), (offset, true));
     }
 }
 
@@ -446,12 +449,12 @@ fn a_segment_that_several_streams_used_becomes_one_range_behind_all() {
     let first = ranges.lend(&a, &requester(&1)).unwrap();
     let second = ranges.lend(&b, &requester(&2)).unwrap();
     ranges.free(&Apart, first, Pending::One((1, 5)), (false, 0));
-    ranges.coalesce_free_segments(&Apart, &mut 0, 1, 9);
-    assert!(ranges.aged(0, u32::MAX).0.is_empty(), "a block of it is live");
+    returnable::coalesce_free_segments(&mut ranges, &Apart, &mut 0, 1, 9);
+    assert!(returnable::aged(&ranges, 0, u32::MAX).0.is_empty(), "a block of it is live");
     ranges.free(&Apart, second, Pending::One((2, 6)), (false, 0));
-    assert!(ranges.aged(0, u32::MAX).0.is_empty());
-    ranges.coalesce_free_segments(&Apart, &mut 0, 1, 9);
-    let (aged, more) = ranges.aged(0, u32::MAX);
+    assert!(returnable::aged(&ranges, 0, u32::MAX).0.is_empty());
+    returnable::coalesce_free_segments(&mut ranges, &Apart, &mut 0, 1, 9);
+    let (aged, more) = returnable::aged(&ranges, 0, u32::MAX);
     assert_eq!((aged.len(), more), (1, None));
     assert_eq!(ranges.nodes[aged[0].1].marks.marks(), [(1, 5), (2, 6)]);
     ranges.check(&Apart);
@@ -495,7 +498,7 @@ fn a_free_segment_behind_unsubmitted_work_stays_in_parts() {
     let ids = [(); 2].map(|()| ranges.lend(&request(512, 0), &requester).unwrap());
     ranges.free(&clock, ids[0], Pending::One((5, 1)), (false, 0));
     ranges.free(&clock, ids[1], Pending::One((6, 1)), (false, 0));
-    ranges.coalesce_free_segments(&clock, &mut 0, 1, 9);
+    returnable::coalesce_free_segments(&mut ranges, &clock, &mut 0, 1, 9);
     assert_eq!(ranges.nodes.walk(ranges.segments.get(0).unwrap().first).count(), 2);
 }
 
@@ -518,10 +521,13 @@ fn neighbours_beyond_the_first_portion_are_not_forgotten() {
     assert_eq!(ranges.nodes[first].after, second);
     ranges.free(&clock, first, Pending::One((5, 1)), (false, 0));
     ranges.free(&clock, second, Pending::One((6, 1)), (false, 0));
-    assert!(ranges.may_be_apart(&request(1024, 0)));
-    assert_eq!(ranges.coalesce_streams(&clock, 0, 256, |_| true), (false, Some(256)));
-    assert!(ranges.may_be_apart(&request(1024, 0)), "they are still there");
-    assert!(ranges.coalesce_streams(&clock, 256, 256, |_| true).0);
+    assert!(returnable::may_be_apart(&ranges, &request(1024, 0)));
+    assert_eq!(
+        returnable::coalesce_streams(&mut ranges, &clock, 0, 256, |_| true),
+        (false, Some(256))
+    );
+    assert!(returnable::may_be_apart(&ranges, &request(1024, 0)), "they are still there");
+    assert!(returnable::coalesce_streams(&mut ranges, &clock, 256, 256, |_| true).0);
     assert_eq!(ranges.lend(&request(1024, 0), &requester), None, "two streams used it");
     ranges.check(&clock);
 }
@@ -532,7 +538,7 @@ fn a_block_over_old_and_fresh_memory_may_show_old_contents() {
     let first = paged.allocate(&request(PAGE / 2, 1), 0);
     paged.ranges.free(&Apart, first, Pending::One((1, 1)), (true, 0));
     let second = paged.allocate(&request(3 * PAGE, 1), 0);
-    assert_eq!((paged.ranges.nodes[second].offset, paged.ranges.nodes[second].unzeroed), (0, true));
+    assert_eq!((paged.ranges.nodes[second].offset, paged.ranges.nodes[second].dirty), (0, true));
 }
 
 #[test]
@@ -595,6 +601,6 @@ fn a_placement_that_lacks_no_less_is_looked_at_for_its_calls() {
     for pages in [0..1, 3..4, 5..7] {
         paged.make_hole(pages);
     }
-    let place = paged.ranges.place(&request(4 * PAGE, 1), &requester(&1)).unwrap();
+    let place = place::place(&paged.ranges, &request(4 * PAGE, 1), &requester(&1)).unwrap();
     assert_eq!((place.missing, place.block), (2 * PAGE, 5 * PAGE..9 * PAGE));
 }

@@ -2,10 +2,10 @@
 
 use crate::block::flags::CLEAN;
 use crate::block::record::{Part, Place, Record, RecordOwner};
-use crate::block::request::{Key, PoolRequest};
+use crate::block::{Key, PoolRequest};
 use crate::port::{DeviceAllocator, MarkOf, StreamClock};
 use crate::ranges::plain::Served;
-use crate::shard::State;
+use crate::shard::Heap;
 use crate::stream::Requester;
 use std::ops::RangeInclusive;
 use std::ptr::NonNull;
@@ -33,11 +33,11 @@ impl<A: DeviceAllocator> Grant<A> {
     }
 }
 
-impl<A: DeviceAllocator> State<A> {
+impl<A: DeviceAllocator> Heap<A> {
     /// Serves a request from the free whole block of its size and stream that came last, or a few
     /// below it, else from the smallest of its stream that has one of these sizes; it is ready without a
     /// call to the device. Counts it as lent.
-    pub(crate) fn take_block(
+    pub(crate) fn lend_block(
         &mut self,
         key: Key<A::Kind>,
         sizes: RangeInclusive<u64>,
@@ -52,9 +52,9 @@ impl<A: DeviceAllocator> State<A> {
                 |record: &mut Record<A>| record.marks.get_mut().are_all_on(requester.clock, now);
             (!requester.cpu_touches && is_own(record)) || ready(record)
         };
-        let mut found = self.blocks.take(key, bytes, own_or_ready);
+        let mut found = self.blocks.pop(key, bytes, own_or_ready);
         if found.is_none() && *sizes.end() > bytes {
-            found = self.blocks.take_in_range(key, &sizes, ready);
+            found = self.blocks.pop_in_range(key, &sizes, ready);
         }
         let record = found?;
         self.count_taken(record.bytes, requested);
@@ -62,33 +62,20 @@ impl<A: DeviceAllocator> State<A> {
         Some(record)
     }
 
-    /// As [`State::take_block`], for a request.
-    pub(crate) fn take_for(
+    /// As [`Heap::lend_block`], for a request.
+    pub(crate) fn lend_own_block(
         &mut self,
         request: &PoolRequest<'_, A>,
         requester: &Requester<'_, A::Clock>,
         statistics: bool,
     ) -> Option<RecordOwner<A>> {
-        self.take_block(request.key, request.sizes(), request.requested, requester, statistics)
-    }
-
-    /// Counts a free whole block as lent.
-    #[inline]
-    pub(crate) fn lend_block(
-        &mut self,
-        record: RecordOwner<A>,
-        request: &PoolRequest<'_, A>,
-        statistics: bool,
-    ) -> RecordOwner<A> {
-        self.count_out(record.bytes, request.requested);
-        self.count_hit(request, record.is_clean(), statistics);
-        record
+        self.lend_block(request.key, request.sizes(), request.requested, requester, statistics)
     }
 
     /// Counts a block that a buffer has from now on.
     #[inline]
     pub(crate) fn count_out(&mut self, bytes: u64, requested: u64) {
-        self.turn += 1;
+        self.time += 1;
         self.accounts.out(bytes, requested);
     }
 
@@ -101,12 +88,12 @@ impl<A: DeviceAllocator> State<A> {
         mark: MarkOf<A>,
     ) -> Option<RecordOwner<A>> {
         let node = &self.ranges.nodes[id];
-        let (bytes, unzeroed, offset) = (node.bytes, node.unzeroed, node.offset);
+        let (bytes, dirty, offset) = (node.bytes, node.dirty, node.offset);
         let part = Part::new(self.segment_of(id)?, offset, (id, self.number));
         self.ranges.count_out(bytes);
         self.count_out(bytes, request.requested);
         let mut record = Record::new(Place::Part(part), bytes, request, mark);
-        record.flags.set(CLEAN, !unzeroed);
+        record.flags.set(CLEAN, !dirty);
         // SAFETY: slots do not move. The range is live and was not lent before, so no code has the
         // record of its number, and none gets it before the owner frees the range.
         Some(unsafe { RecordOwner::in_slot(self.slots.slot(id), record) })
@@ -123,12 +110,12 @@ impl<A: DeviceAllocator> State<A> {
         mark: MarkOf<A>,
         (store, statistics): (Option<NonNull<()>>, bool),
     ) -> Option<RecordOwner<A>> {
-        let Served { id, bytes, offset, segment, unzeroed } = *served;
+        let Served { id, bytes, offset, segment, dirty } = *served;
         let segment = self.segments.get(segment as usize)?.as_ref()?;
         let part = Part::new(segment, offset, (id, self.number));
         self.ranges.count_out(bytes);
         self.count_out(bytes, requested);
-        if statistics && !unzeroed {
+        if statistics && !dirty {
             self.untouched_hits += 1;
         }
         let slot = self.slots.slot(id);
@@ -136,20 +123,6 @@ impl<A: DeviceAllocator> State<A> {
         Some(unsafe {
             RecordOwner::plain_in_slot(slot, part, (bytes, requested), kind, mark, store)
         })
-    }
-
-    /// Lends a live range that was free memory.
-    #[inline]
-    pub(crate) fn lend_free_range(
-        &mut self,
-        id: u32,
-        request: &PoolRequest<'_, A>,
-        mark: MarkOf<A>,
-        statistics: bool,
-    ) -> Option<RecordOwner<A>> {
-        let record = self.lend_range(id, request, mark)?;
-        self.count_hit(request, record.is_clean(), statistics);
-        Some(record)
     }
 
     /// Counts a request that free memory served.

@@ -1,12 +1,13 @@
 //! The shards of a pool, and which of them a request begins with.
 #![expect(unsafe_code, reason = "shards are reached by their addresses")]
 
-use crate::block::request::Key;
+use crate::block::Key;
 use crate::port::{DeviceAllocator, StreamClock};
-use crate::shard::State;
+use crate::shard::Heap;
 use crate::sys::atomic::{AtomicU32, Ordering::Acquire, Ordering::Release};
 use crate::sys::{Lock, LockGuard, thread_number};
 use std::hint;
+use std::ops::ControlFlow;
 // Not words that a build counts or a checker knows: they are written under the lock of the first shard.
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 
@@ -15,7 +16,7 @@ pub(crate) const MAX_SHARDS: usize = if cfg!(any(loom, shuttle)) { 4 } else { 64
 
 /// Tries of a busy home before a thread takes another one: a thread that looks there for blocks is gone
 /// by then, and one that stays elsewhere leaves behind all that it warmed.
-const TRIES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 100 };
+const MAX_TRIES: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 100 };
 
 /// What others may know without the lock of the shard. It is written under the lock and lies beside it
 /// ([`Shard`]), so that a hit writes one cache line for both.
@@ -26,31 +27,26 @@ pub(crate) struct Published {
 }
 
 impl Published {
-    /// Bytes that are used of ranges.
-    pub(crate) fn used(&self) -> u64 {
-        self.used.load(Relaxed)
-    }
-
     #[inline]
-    pub(crate) fn note_used(&self, used: u64) {
-        self.used.store(used, Relaxed);
+    pub(crate) fn note<A: DeviceAllocator>(&self, heap: &Heap<A>) {
+        self.used.store(heap.ranges.used(), Relaxed);
     }
 }
 
 /// A shard alone on its cache lines (two of them: processors fetch them in pairs). The word that others
-/// read is on that of the lock, which begins `state`.
+/// read is on that of the lock, which begins `heap`.
 #[repr(C, align(128))]
 pub(crate) struct Shard<A: DeviceAllocator> {
     /// What it lets the others know.
     pub(crate) published: Published,
-    state: Lock<State<A>>,
+    heap: Lock<Heap<A>>,
 }
 
 impl<A: DeviceAllocator> Shard<A> {
     /// Locks it ([`Shards::lock`]).
     #[inline]
-    pub(crate) fn lock(&self) -> LockGuard<'_, State<A>> {
-        Shards::entered(self.state.lock())
+    pub(crate) fn lock(&self) -> LockGuard<'_, Heap<A>> {
+        Shards::entered(self.heap.lock())
     }
 }
 
@@ -71,20 +67,20 @@ fn home_of(number: usize, count: usize) -> usize {
 
 impl<A: DeviceAllocator> Shards<A> {
     /// One shard, which may become `most`.
-    pub(crate) fn new(most: usize, first: State<A>) -> Self {
+    pub(crate) fn new(most: usize, first: Heap<A>) -> Self {
         let first = Self::shard(first);
         let table = std::array::from_fn(|_| AtomicPtr::new(first));
         Self { table, count: AtomicU32::new(1), most: most.clamp(1, MAX_SHARDS) }
     }
 
-    fn shard(state: State<A>) -> *mut Shard<A> {
-        let (published, state) = (Published::default(), Lock::new(state));
-        Box::into_raw(Box::new(Shard { published, state }))
+    fn shard(heap: Heap<A>) -> *mut Shard<A> {
+        let (published, heap) = (Published::default(), Lock::new(heap));
+        Box::into_raw(Box::new(Shard { published, heap }))
     }
 
-    /// Adds shards, as `make` makes the state of each number, until there are `count` or as many as
+    /// Adds shards, as `make` makes the heap of each number, until there are `count` or as many as
     /// there may be. The caller has the lock of the first shard, so no two threads do this at once.
-    pub(crate) fn grow(&self, count: usize, make: impl Fn(u32) -> State<A>) {
+    pub(crate) fn grow(&self, count: usize, make: impl Fn(u32) -> Heap<A>) {
         let (before, count) = (self.count.load(Acquire), count.min(self.most));
         for (number, at) in (before..).zip(before as usize..count) {
             self.table[at].store(Self::shard(make(number)), Release);
@@ -142,54 +138,61 @@ impl<A: DeviceAllocator> Shards<A> {
         unsafe { &*shard }
     }
 
-    /// What a shard lets the others know.
-    pub(crate) fn published(&self, at: usize) -> &Published {
-        &self.get(at).published
+    /// Bytes that buffers and private pools have of a shard's ranges, as it let others know last.
+    pub(crate) fn used_of(&self, at: usize) -> u64 {
+        self.get(at).published.used.load(Relaxed)
+    }
+
+    /// Lets others know how much of its ranges a locked shard uses.
+    pub(crate) fn publish(&self, heap: &Heap<A>) {
+        self.get(heap.number as usize).published.note(heap);
     }
 
     /// Locks a shard. No device, observer or code of the program is called until the guard goes, and
-    /// no other lock of a shard is waited for.
+    /// no other lock of a shard is waited for. Of the clock that is asked which needs no call of the device: marks, their
+    /// streams and order (`mark`, `stream_id`, `same_stream`, `later`, `is_later`, `is_ordered`, `is_seen_done`,
+    /// `is_submitted`, `has_event`, `is_retired`, `is_obsolete`, `can_order`).
     #[inline]
-    pub(crate) fn lock(&self, at: usize) -> LockGuard<'_, State<A>> {
+    pub(crate) fn lock(&self, at: usize) -> LockGuard<'_, Heap<A>> {
         self.get(at).lock()
     }
 
     /// Begins to count looks at ranges, in a build that does.
     #[inline]
-    fn entered(state: LockGuard<'_, State<A>>) -> LockGuard<'_, State<A>> {
+    fn entered(heap: LockGuard<'_, Heap<A>>) -> LockGuard<'_, Heap<A>> {
         #[cfg(all(feature = "check", debug_assertions))]
-        state.ranges.start_visits();
-        state
+        heap.ranges.start_visits();
+        heap
     }
 
     /// As [`Shards::lock_home`], if the home is known and no thread is in it.
     #[inline]
-    pub(crate) fn try_lock_home<K>(&self, key: &Key<K>) -> Option<LockGuard<'_, State<A>>> {
+    pub(crate) fn try_lock_home<K>(&self, key: &Key<K>) -> Option<LockGuard<'_, Heap<A>>> {
         let number = match A::Clock::HAS_STREAMS {
             true => Self::number(key),
             false => thread_number::known()?.home,
         };
-        self.get(number).state.try_lock().map(Self::entered)
+        self.get(number).heap.try_lock().map(Self::entered)
     }
 
     /// Locks the home of a hit or of a whole block that is freed. In memory without streams, where
     /// the home is locked, this takes the next shard that is not; if that repeats, the thread stays there.
     #[inline]
-    pub(crate) fn lock_home<K>(&self, key: &Key<K>) -> LockGuard<'_, State<A>> {
+    pub(crate) fn lock_home<K>(&self, key: &Key<K>) -> LockGuard<'_, Heap<A>> {
         let number = Self::number(key);
-        match self.get(number).state.try_lock() {
-            Some(state) => Self::entered(state),
+        match self.get(number).heap.try_lock() {
+            Some(heap) => Self::entered(heap),
             None => self.lock_busy(number),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn lock_busy(&self, number: usize) -> LockGuard<'_, State<A>> {
-        for _ in 0..TRIES {
+    fn lock_busy(&self, number: usize) -> LockGuard<'_, Heap<A>> {
+        for _ in 0..MAX_TRIES {
             hint::spin_loop();
-            if let Some(state) = self.get(number).state.try_lock() {
-                return Self::entered(state);
+            if let Some(heap) = self.get(number).heap.try_lock() {
+                return Self::entered(heap);
             }
         }
         let count = self.count();
@@ -197,35 +200,57 @@ impl<A: DeviceAllocator> Shards<A> {
         let home = home_of(number, count);
         for step in others {
             let other = (home + step) % count;
-            if let Some(state) = self.get(other).state.try_lock() {
+            if let Some(heap) = self.get(other).heap.try_lock() {
                 let next = number.wrapping_add(step);
                 thread_number::hop_to(if home_of(next, count) == other { next } else { other });
-                return state;
+                return heap;
             }
         }
         self.lock(home)
     }
 
     /// Locks a shard if no thread is in it.
-    pub(crate) fn try_lock(&self, at: usize) -> Option<LockGuard<'_, State<A>>> {
-        self.get(at).state.try_lock()
+    pub(crate) fn try_lock(&self, at: usize) -> Option<LockGuard<'_, Heap<A>>> {
+        self.get(at).heap.try_lock()
     }
 
     /// Locks a shard. For a request of the shard `of`, another one only if no thread is in it; without
     /// `of`, any.
-    pub(crate) fn lock_for(&self, at: usize, of: Option<usize>) -> Option<LockGuard<'_, State<A>>> {
+    pub(crate) fn lock_for(&self, at: usize, of: Option<usize>) -> Option<LockGuard<'_, Heap<A>>> {
         if of.is_none_or(|home| home == at) { Some(self.lock(at)) } else { self.try_lock(at) }
     }
 
+    /// Looks at the heaps of the other shards until `look` breaks, one after the other: first of those in which no
+    /// thread is.
+    pub(crate) fn each_other(
+        &self,
+        at: usize,
+        mut look: impl FnMut(&mut Heap<A>) -> ControlFlow<()>,
+    ) {
+        let mut seen = 1_u64 << at;
+        for of in [Some(at), None] {
+            for other in (0..self.count()).filter(|other| *other != at) {
+                if seen >> other & 1 == 1 {
+                    continue;
+                }
+                let Some(mut heap) = self.lock_for(other, of) else { continue };
+                seen |= 1 << other;
+                if look(&mut heap).is_break() {
+                    return;
+                }
+            }
+        }
+    }
+
     /// Locks all shards, in the order of their numbers.
-    pub(crate) fn lock_all(&self) -> Vec<LockGuard<'_, State<A>>> {
+    pub(crate) fn lock_all(&self) -> Vec<LockGuard<'_, Heap<A>>> {
         let mut all = vec![self.lock(0)]; // no shard is added from now on
         all.extend((1..self.count()).map(|at| self.lock(at)));
         all
     }
 
     /// Locks all shards if no thread is in any of them. It does not wait.
-    pub(crate) fn try_lock_all(&self) -> Option<Vec<LockGuard<'_, State<A>>>> {
+    pub(crate) fn try_lock_all(&self) -> Option<Vec<LockGuard<'_, Heap<A>>>> {
         let first = self.try_lock(0)?; // no shard is added from now on
         let others = (1..self.count()).map(|at| self.try_lock(at));
         std::iter::once(Some(first)).chain(others).collect()
@@ -233,7 +258,7 @@ impl<A: DeviceAllocator> Shards<A> {
 
     /// Whether a thread has the lock of a shard.
     pub(crate) fn is_locked(&self, at: usize) -> bool {
-        self.get(at).state.is_locked()
+        self.get(at).heap.is_locked()
     }
 
     /// Whether a thread has the lock of any.
@@ -253,6 +278,6 @@ impl<A: DeviceAllocator> Drop for Shards<A> {
 }
 
 // SAFETY: the table is the owner of its shards, which are as good as the shards themselves.
-unsafe impl<A: DeviceAllocator> Send for Shards<A> where Lock<State<A>>: Send {}
+unsafe impl<A: DeviceAllocator> Send for Shards<A> where Lock<Heap<A>>: Send {}
 // SAFETY: as above.
-unsafe impl<A: DeviceAllocator> Sync for Shards<A> where Lock<State<A>>: Sync {}
+unsafe impl<A: DeviceAllocator> Sync for Shards<A> where Lock<Heap<A>>: Sync {}

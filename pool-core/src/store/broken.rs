@@ -9,7 +9,8 @@ use crate::port::{Immediate, PageCalls, Sliceable, Why};
 use crate::ranges::Ranges;
 use crate::ranges::arena::ArenaConfig;
 use crate::ranges::node::NodeState;
-use crate::shard::State;
+use crate::shard::Heap;
+use crate::store::bound;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -32,9 +33,9 @@ fn arena(config: ArenaConfig) -> BucketPool<Nothing> {
 }
 
 /// The first range of the first shard in a state.
-fn range(state: &State<Nothing>, is: impl Fn(NodeState) -> bool) -> u32 {
-    let ids = 0..state.ranges.nodes.len();
-    ids.into_iter().find(|id| is(state.ranges.nodes[*id].state)).unwrap()
+fn range(heap: &Heap<Nothing>, is: impl Fn(NodeState) -> bool) -> u32 {
+    let ids = 0..heap.ranges.nodes.len();
+    ids.into_iter().find(|id| is(heap.ranges.nodes[*id].state)).unwrap()
 }
 
 fn is_live(state: NodeState) -> bool {
@@ -56,7 +57,7 @@ fn breaks(pool: &BucketPool<Nothing>, what: &str, work: impl FnOnce()) {
 }
 
 /// As a call of the pool that takes the lock of its first shard.
-fn breaks_inside(pool: &BucketPool<Nothing>, what: &str, work: impl FnOnce(&mut State<Nothing>)) {
+fn breaks_inside(pool: &BucketPool<Nothing>, what: &str, work: impl FnOnce(&mut Heap<Nothing>)) {
     breaks(pool, what, || {
         let _watch = pool.store().watch();
         work(&mut pool.store().shards.lock(0));
@@ -69,9 +70,9 @@ fn a_range_that_a_list_and_a_buffer_have_is_not_lent() {
         let pool = arena(config);
         let _kept = pool.allocate(512).unwrap();
         {
-            let state = &mut *pool.store().shards.lock(0);
-            let free = range(state, is_free);
-            state.ranges.nodes[free].state = NodeState::Live;
+            let heap = &mut *pool.store().shards.lock(0);
+            let free = range(heap, is_free);
+            heap.ranges.nodes[free].state = NodeState::Live;
         }
         breaks(&pool, "a range that a list has is free", || {
             assert_eq!(pool.allocate(512).unwrap_err().why(), Why::Broken);
@@ -85,8 +86,8 @@ fn a_range_that_is_in_no_tree_is_not_taken_out_of_one() {
     let [below, freed, above, _last] = [(); 4].map(|()| pool.allocate(512).unwrap());
     drop((below, above));
     {
-        let state = &mut *pool.store().shards.lock(0);
-        let Ranges { nodes, lists, .. } = &mut state.ranges;
+        let heap = &mut *pool.store().shards.lock(0);
+        let Ranges { nodes, lists, .. } = &mut heap.ranges;
         let of_512 = |id: &u32| nodes[*id].bytes == 512 && is_free(nodes[*id].state);
         for id in (0..nodes.len()).filter(of_512).collect::<Vec<_>>() {
             let NodeState::Free(list) = nodes[id].state else { panic!("it is free") };
@@ -102,10 +103,10 @@ fn a_range_without_a_segment_is_not_free_memory() {
     let pool = arena(ArenaConfig::grow());
     let freed = pool.allocate(512).unwrap();
     let cached = {
-        let state = &mut *pool.store().shards.lock(0);
-        let live = range(state, is_live);
-        state.ranges.nodes[live].segment = 77;
-        state.ranges.cached
+        let heap = &mut *pool.store().shards.lock(0);
+        let live = range(heap, is_live);
+        heap.ranges.nodes[live].segment = 77;
+        heap.ranges.cached
     };
     breaks(&pool, "each range has a segment", || drop(freed));
     assert_eq!(pool.store().shards.lock(0).ranges.cached, cached);
@@ -115,18 +116,18 @@ fn a_range_without_a_segment_is_not_free_memory() {
 fn a_range_of_a_buffer_is_not_taken_out_for_a_call_to_the_device() {
     let pool = arena(ArenaConfig::grow());
     let _kept = pool.allocate(512).unwrap();
-    breaks_inside(&pool, "a range that is taken out is in a list", |state| {
-        let live = range(state, is_live);
-        assert_eq!(state.ranges.carve(live, &(0..512)), None);
-        assert_eq!(state.ranges.nodes[live].state, NodeState::Live);
+    breaks_inside(&pool, "a range that is taken out is in a list", |heap| {
+        let live = range(heap, is_live);
+        assert_eq!(heap.ranges.carve(live, &(0..512)), None);
+        assert_eq!(heap.ranges.nodes[live].state, NodeState::Live);
     });
 }
 
 #[test]
 fn a_whole_block_is_not_freed_into_ranges() {
     let pool = arena(ArenaConfig::grow());
-    breaks_inside(&pool, "what a shard of ranges takes back is a part of a segment", |state| {
-        state.free_range(&Immediate, record(1, 512, 0, 0));
+    breaks_inside(&pool, "what a shard of ranges takes back is a part of a segment", |heap| {
+        heap.free_range(&Immediate, record(1, 512, 0, 0));
     });
 }
 
@@ -146,7 +147,7 @@ fn bytes_of_a_class_go_back_once() {
     let pool = BucketPool::builder(Nothing).shards(2).build();
     drop(pool.allocate(512).unwrap());
     breaks_inside(&pool, "the bytes of a class are counted until they go back", |_| {
-        pool.store().note_gone(0, 512);
-        pool.store().note_gone(0, 512);
+        bound::note_gone(pool.store(), 0, 512);
+        bound::note_gone(pool.store(), 0, 512);
     });
 }

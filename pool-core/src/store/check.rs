@@ -4,7 +4,7 @@
 use crate::block::flags::{BYPASS, CLEAN, ELSEWHERE};
 use crate::block::record::Record;
 use crate::port::DeviceAllocator;
-use crate::store::Store;
+use crate::store::{Store, sums};
 use crate::sys::atomic::Ordering::Relaxed;
 use std::collections::HashMap;
 
@@ -44,105 +44,126 @@ impl BlockSum {
     }
 }
 
-impl<A: DeviceAllocator> Store<A> {
-    /// Panics at the first thing that is wrong, if no other thread is inside the store.
-    pub(crate) fn check(&self) -> Checked {
-        let (marks_of_private_pools, bound_streams) = self.privates.count_marks_and_streams();
-        let mut inside = Checked { marks_of_private_pools, bound_streams, ..Checked::default() };
-        let (mut private, mut has) = (BlockSum::default(), 0);
-        for (_, bytes) in self.owned.lock().iter() {
-            inside.live.add(1, bytes); // those that are not live are taken out below
-            has += bytes;
-        }
-        self.privates.each(|record| {
-            private.add(1, record.bytes);
-            if record.part().is_none() {
-                inside.live.blocks -= 1;
-                inside.live.bytes -= record.bytes;
-            }
-        });
-        let limit = self.cached_limit();
-        let (mut private_ranges, mut kept, mut leased, mut closed) = (0, 0, 0, false);
-        for at in 0..self.shards.count() {
-            let state = self.shards.lock(at);
-            closed |= state.closed;
-            #[cfg(debug_assertions)]
-            {
-                inside.most_visits = inside.most_visits.max(state.ranges.most_visits());
-            }
-            let ranges = state.ranges.check(self.allocator.clock());
-            #[cfg(debug_assertions)]
-            state.ranges.most_visits(); // those of this check
-            state.blocks.check();
-            let mut free = BlockSum { blocks: ranges.free_ranges, bytes: ranges.free };
-            for record in state.blocks.iter() {
-                check_free(record, 0);
-                free.add(1, record.bytes);
-                inside.live.blocks -= 1;
-                inside.live.bytes -= record.bytes;
-            }
-            let mut deferred = 0;
-            for record in &state.deferred {
-                check_free(record, BYPASS);
-                deferred += record.bytes;
-                inside.live.blocks -= 1;
-                inside.live.bytes -= record.bytes;
-            }
-            assert_eq!(deferred, state.deferred_bytes, "deferred frees of shard {at}");
-            inside.live.add(ranges.live_ranges, ranges.live);
-            assert_eq!(ranges.moving, 0, "bytes on their way, and no thread is inside");
-            has += ranges.live + ranges.private + ranges.free;
-            private_ranges += ranges.private;
-            kept += state.blocks.bytes;
-            leased += if self.is_unlimited() { 0 } else { state.lease };
-            inside.free_by_shard.push(free);
-        }
-        inside.leased_buckets = self.check_places();
-        let sum = self.sum();
-        let (live, allocated) = (sum.accounts.live.now().0, sum.accounts.allocated.now().0);
-        let expected = (inside.live.bytes, inside.live.blocks);
-        assert_eq!((allocated, live), expected, "bytes and number of live buffers");
-        let requested = sum.accounts.requested.now().0;
-        assert!(requested <= inside.live.bytes, "{requested} of {} requested", inside.live.bytes);
-        if self.shape.is_arena() {
-            assert_eq!(private_ranges, private.bytes, "bytes of private pools");
-        }
-        let lost = sum.counts.lost_bytes;
-        assert_eq!(has + lost, self.ledger.reserved(), "every reserved byte is accounted for");
-        if let Err(wrong) = self.ledger.check() {
-            panic!("{wrong}");
-        }
-        // With an arena, what exceeds the limit may be parts of segments that are in use.
-        if !self.is_unlimited() && !closed {
-            assert!(kept <= limit, "{kept} bytes free, of {limit}");
-            self.check_leases(leased, limit);
-        }
-        inside
-    }
+/// Sums over the heaps of all shards, in bytes.
+#[derive(Default)]
+struct Heaps {
+    /// Of ranges.
+    has: u64,
+    private_ranges: u64,
+    /// Of free whole blocks.
+    kept: u64,
+    leased: u64,
+    closed: bool,
+}
 
-    /// Returns of how many buckets places are leased.
-    fn check_places(&self) -> usize {
-        let mut places = HashMap::new();
-        for at in 0..self.shards.count() {
-            for (class, of_class, count) in self.shards.lock(at).blocks.places_of_all() {
-                assert!(count <= of_class, "{count} blocks of {class:?} in {of_class} places");
-                *places.entry(class).or_default() += of_class;
-            }
-        }
-        let leased = self.places.leased();
-        for (class, leased) in &leased {
-            let most = self.bounds.keeping.bucket.of(class.1);
-            assert!(*leased as usize <= most, "{leased} places of {class:?}, of {most}");
-        }
-        assert_eq!(places, leased, "places that shards have leased");
-        leased.len()
+/// Panics at the first thing that is wrong, if no other thread is inside the store.
+pub(crate) fn check<A: DeviceAllocator>(store: &Store<A>) -> Checked {
+    let (marks_of_private_pools, bound_streams) = store.privates.count_marks_and_streams();
+    let mut inside = Checked { marks_of_private_pools, bound_streams, ..Checked::default() };
+    let (mut private, mut has) = (BlockSum::default(), 0);
+    for (_, bytes) in store.owned.lock().iter() {
+        inside.live.add(1, bytes); // those that are not live are taken out below
+        has += bytes;
     }
-
-    fn check_leases(&self, leased: u64, limit: u64) {
-        if self.shards.count() > 1 && !self.shape.is_arena() {
-            assert_eq!(leased, self.leased.load(Relaxed), "bytes that shards have leased");
-            assert!(leased <= limit, "{leased} bytes leased, of {limit}");
+    store.privates.each(|record| {
+        private.add(1, record.bytes);
+        if record.part().is_none() {
+            inside.live.blocks -= 1;
+            inside.live.bytes -= record.bytes;
         }
+    });
+    let limit = sums::cached_limit(store);
+    let mut all = Heaps::default();
+    for at in 0..store.shards.count() {
+        check_heap(store, at, &mut inside, &mut all);
+    }
+    has += all.has;
+    inside.leased_buckets = check_places(store);
+    let sum = sums::sum(store);
+    let (live, allocated) = (sum.accounts.live.now().0, sum.accounts.allocated.now().0);
+    let expected = (inside.live.bytes, inside.live.blocks);
+    assert_eq!((allocated, live), expected, "bytes and number of live buffers");
+    let requested = sum.accounts.requested.now().0;
+    assert!(requested <= inside.live.bytes, "{requested} of {} requested", inside.live.bytes);
+    if store.layout.is_arena() {
+        assert_eq!(all.private_ranges, private.bytes, "bytes of private pools");
+    }
+    let lost = sum.counts.lost_bytes;
+    assert_eq!(has + lost, store.ledger.reserved(), "every reserved byte is accounted for");
+    if let Err(wrong) = store.ledger.check() {
+        panic!("{wrong}");
+    }
+    // With an arena, what exceeds the limit may be parts of segments that are in use.
+    if !store.is_unlimited() && !all.closed {
+        assert!(all.kept <= limit, "{} bytes free, of {limit}", all.kept);
+        check_leases(store, all.leased, limit);
+    }
+    inside
+}
+
+/// Checks the heap of a shard, and adds it up.
+fn check_heap<A: DeviceAllocator>(
+    store: &Store<A>,
+    at: usize,
+    inside: &mut Checked,
+    all: &mut Heaps,
+) {
+    let heap = store.shards.lock(at);
+    all.closed |= heap.closed;
+    #[cfg(debug_assertions)]
+    {
+        inside.most_visits = inside.most_visits.max(heap.ranges.most_visits());
+    }
+    let ranges = heap.ranges.check(store.allocator.clock());
+    #[cfg(debug_assertions)]
+    heap.ranges.most_visits(); // those of this check
+    heap.blocks.check();
+    let mut free = BlockSum { blocks: ranges.free_ranges, bytes: ranges.free };
+    for record in heap.blocks.iter() {
+        check_free(record, 0);
+        free.add(1, record.bytes);
+        inside.live.blocks -= 1;
+        inside.live.bytes -= record.bytes;
+    }
+    let mut deferred = 0;
+    for record in &heap.deferred {
+        check_free(record, BYPASS);
+        deferred += record.bytes;
+        inside.live.blocks -= 1;
+        inside.live.bytes -= record.bytes;
+    }
+    assert_eq!(deferred, heap.deferred_bytes, "deferred frees of shard {at}");
+    inside.live.add(ranges.live_ranges, ranges.live);
+    assert_eq!(ranges.moving, 0, "bytes on their way, and no thread is inside");
+    all.has += ranges.live + ranges.private + ranges.free;
+    all.private_ranges += ranges.private;
+    all.kept += heap.blocks.bytes;
+    all.leased += if store.is_unlimited() { 0 } else { heap.lease };
+    inside.free_by_shard.push(free);
+}
+
+/// Returns of how many buckets places are leased.
+fn check_places<A: DeviceAllocator>(store: &Store<A>) -> usize {
+    let mut places = HashMap::new();
+    for at in 0..store.shards.count() {
+        for (class, of_class, count) in store.shards.lock(at).blocks.table.places_of_all() {
+            assert!(count <= of_class, "{count} blocks of {class:?} in {of_class} places");
+            *places.entry(class).or_default() += of_class;
+        }
+    }
+    let leased = store.places.leased();
+    for (class, leased) in &leased {
+        let most = store.settings.rules.bucket.of(class.1);
+        assert!(*leased as usize <= most, "{leased} places of {class:?}, of {most}");
+    }
+    assert_eq!(places, leased, "places that shards have leased");
+    leased.len()
+}
+
+fn check_leases<A: DeviceAllocator>(store: &Store<A>, leased: u64, limit: u64) {
+    if store.shards.count() > 1 && !store.layout.is_arena() {
+        assert_eq!(leased, store.leased.load(Relaxed), "bytes that shards have leased");
+        assert!(leased <= limit, "{leased} bytes leased, of {limit}");
     }
 }
 

@@ -2,6 +2,7 @@
 //! goes back to the device once, and the store is freed once, after the last buffer.
 //! `cargo xtask ci` runs it.
 
+use crate::limits::Budget;
 use crate::pool::BucketPool;
 use crate::pool::pool_ref::HandleSettings;
 use crate::port::{DeviceAllocator, DeviceError, Immediate, Memory, Request, Why};
@@ -180,4 +181,59 @@ fn a_request_that_waits_has_the_last_handle_of_the_pool() {
 #[test]
 fn two_requests_that_wait_are_both_served() {
     check_waiting(2, true);
+}
+
+/// Two pools of one budget each have a free block that fills half of it, and each gets a request for all of it:
+/// each gives its own block back, and has the other pool give its one. Both see memory on its way when they are
+/// about to be refused. One is served; the other is refused at most because of that one.
+#[test]
+fn two_pools_that_are_about_to_refuse_do_not_both_refuse() {
+    let mut model = loom::model::Builder::new();
+    (model.preemption_bound, model.max_branches) = (Some(2), 40_000);
+    model.check(|| {
+        set_number(0);
+        let budget = Budget::new(8192);
+        let pools = [(); 2].map(|()| {
+            let pool = BucketPool::builder(Counting(Out::default())).budget(&budget).build();
+            drop(pool.allocate(4096));
+            pool
+        });
+        assert_eq!(budget.reserved_bytes(), 8192, "the budget is full, and nothing is in use");
+        let [first, second] = pools;
+        let handle = thread::spawn(move || {
+            set_number(1);
+            let served = second.allocate(8192);
+            (second, served)
+        });
+        let served = first.allocate(8192);
+        let (_second, other) = handle.join().unwrap();
+        let count = [served.is_ok(), other.is_ok()].iter().filter(|ok| **ok).count();
+        assert_eq!((count, budget.reserved_bytes()), (1, 8192));
+    });
+}
+
+/// The first of two pools has a free block that fills their budget, and each gets a request for half of it:
+/// whoever takes the block out has it on its way to the device when the other is about to be refused. Both are
+/// served.
+#[test]
+fn a_request_waits_for_a_block_that_another_pool_gives_back() {
+    let mut model = loom::model::Builder::new();
+    (model.preemption_bound, model.max_branches) = (Some(2), 40_000);
+    model.check(|| {
+        set_number(0);
+        let budget = Budget::new(8192);
+        let [first, second] =
+            [(); 2].map(|()| BucketPool::builder(Counting(Out::default())).budget(&budget).build());
+        drop(first.allocate(8192));
+        assert_eq!(budget.reserved_bytes(), 8192, "the budget is full, and nothing is in use");
+        let handle = thread::spawn(move || {
+            set_number(1);
+            let served = second.allocate(4096);
+            (second, served)
+        });
+        let served = first.allocate(4096);
+        let (_second, other) = handle.join().unwrap();
+        assert!(served.is_ok() && other.is_ok());
+        assert_eq!(budget.reserved_bytes(), 8192);
+    });
 }

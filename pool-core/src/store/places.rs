@@ -2,15 +2,16 @@
 //! all are never more than the limit. A free whose shard has no place left leases more, then takes places
 //! that others leased and do not use; if none has any, the bucket is full.
 
+use crate::block::Key;
 use crate::block::record::RecordOwner;
-use crate::block::request::Key;
 use crate::limits::FullBucket;
 use crate::port::DeviceAllocator;
-use crate::shard::State;
+use crate::shard::Heap;
 use crate::store::Store;
-use crate::store::limits::LimitRead;
+use crate::store::sums::LimitRead;
 use crate::sys::Mutex;
 use std::collections::HashMap;
+use std::ops::ControlFlow::{Break, Continue};
 
 /// Places that shards have leased, of each kind and size. The lock of a shard may be held where this one is
 /// taken, not the other way.
@@ -61,112 +62,119 @@ impl<K: Copy + Eq + std::hash::Hash> Places<K> {
     }
 }
 
-impl<A: DeviceAllocator> Store<A> {
-    /// Finds a place for a block in the bucket of its shard, where shards lease places and this one has none
-    /// left. Returns whether a block of any shard was evicted for it: that is a deferred free.
-    pub(super) fn make_place(
-        &self,
-        at: usize,
-        record: &mut RecordOwner<A>,
-        limit: LimitRead,
-    ) -> bool {
-        let (bytes, kind, shards) = (record.bytes, record.kind, self.shards.count());
-        if !self.bounds.keeping.limits_buckets || shards == 1 {
+/// Finds a place for a block in the bucket of its shard, where shards lease places and this one has none
+/// left. Returns whether a block of any shard was evicted for it: that is a deferred free.
+pub(super) fn make_place<A: DeviceAllocator>(
+    store: &Store<A>,
+    at: usize,
+    record: &mut RecordOwner<A>,
+    limit: LimitRead,
+) -> bool {
+    let (bytes, kind, shards) = (record.bytes, record.kind, store.shards.count());
+    if !store.settings.rules.limits_buckets || shards == 1 {
+        return false;
+    }
+    let key = Heap::key_of(store.allocator.clock(), record);
+    {
+        let heap = &mut *store.shards.lock(at);
+        let most = store.settings.rules.bucket.of(bytes);
+        let largest = store.settings.rules.full_pool.largest(limit.bytes);
+        let stays = record.is_pooled() && !heap.closed && bytes <= largest;
+        let is_full = heap.is_bucket_full(key, bytes, &store.settings.rules);
+        if heap.epoch != limit.epoch || !stays || !is_full {
             return false;
         }
-        let key = State::key_of(self.allocator.clock(), record);
-        {
-            let state = &mut *self.shards.lock(at);
-            let most = self.bounds.keeping.bucket.of(bytes);
-            let largest = self.bounds.keeping.full_pool.largest(limit.bytes);
-            let stays = record.is_pooled() && !state.closed && bytes <= largest;
-            let is_full = state.is_bucket_full(key, bytes, &self.bounds.keeping);
-            if state.epoch != limit.epoch || !stays || !is_full {
-                return false;
-            }
-            self.end_idle_leases(state, key, bytes);
-            let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-            let step = number((most / (2 * shards)).max(1));
-            let got = self.places.lease((kind, bytes), step, number(most));
-            state.blocks.add_places(key, bytes, got);
-            if got > 0 {
-                return false;
-            }
-        }
-        let (mut got, mut evicted) = (self.spare_places(at, key, bytes, limit.epoch), false);
-        if got == 0 && self.bounds.keeping.full_bucket == FullBucket::EvictOldest {
-            (evicted, got) = self.evict_oldest_of(key, bytes, limit.epoch);
-        }
-        let state = &mut *self.shards.lock(at);
-        if state.epoch == limit.epoch {
-            state.blocks.add_places(key, bytes, got);
-        }
-        evicted
-    }
-
-    /// Before the table of a shard grows for a class: those without blocks need no places.
-    pub(super) fn end_idle_leases(&self, state: &mut State<A>, key: Key<A::Kind>, bytes: u64) {
-        if state.blocks.is_full_for(key, bytes) {
-            state.blocks.take_idle_places(|class, places| self.places.end_lease(class, places));
+        end_idle_leases(store, heap, key, bytes);
+        let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let step = number((most / (2 * shards)).max(1));
+        let got = store.places.lease((kind, bytes), step, number(most));
+        heap.blocks.add_places(key, bytes, got);
+        if got > 0 {
+            return false;
         }
     }
+    let (mut got, mut evicted) = (spare_places(store, at, key, bytes, limit.epoch), false);
+    if got == 0 && store.settings.rules.full_bucket == FullBucket::EvictOldest {
+        (evicted, got) = evict_oldest_of(store, key, bytes, limit.epoch);
+    }
+    let heap = &mut *store.shards.lock(at);
+    if heap.epoch == limit.epoch {
+        heap.blocks.add_places(key, bytes, got);
+    }
+    evicted
+}
 
-    /// Takes half of the places that another shard leased and does not use, first of those in which no
-    /// thread is.
-    fn spare_places(&self, at: usize, key: Key<A::Kind>, bytes: u64, epoch: u32) -> u32 {
-        let mut seen = 1_u64 << at;
-        for of in [Some(at), None] {
-            for other in 0..self.shards.count() {
-                if seen & 1 << other != 0 {
-                    continue;
-                }
-                let Some(mut state) = self.shards.lock_for(other, of) else { continue };
-                seen |= 1 << other;
-                if state.epoch != epoch {
-                    return 0;
-                }
-                let got = state.blocks.take_places(key, bytes, |spare| spare.div_ceil(2));
-                if got > 0 {
-                    return got;
-                }
-            }
+/// Before the table of a shard grows for a class: those without blocks need no places.
+pub(super) fn end_idle_leases<A: DeviceAllocator>(
+    store: &Store<A>,
+    heap: &mut Heap<A>,
+    key: Key<A::Kind>,
+    bytes: u64,
+) {
+    if heap.blocks.table.is_full_for(key, bytes) {
+        heap.blocks.table.take_idle_places(|class, places| store.places.end_lease(class, places));
+    }
+}
+
+/// Takes half of the places that another shard leased and does not use, first of those in which no
+/// thread is.
+fn spare_places<A: DeviceAllocator>(
+    store: &Store<A>,
+    at: usize,
+    key: Key<A::Kind>,
+    bytes: u64,
+    epoch: u32,
+) -> u32 {
+    let mut got = 0;
+    store.shards.each_other(at, |heap| {
+        if heap.epoch == epoch {
+            got = heap.blocks.table.take_places(key, bytes, |spare| spare.div_ceil(2));
         }
-        0
-    }
+        if heap.epoch != epoch || got > 0 { Break(()) } else { Continue(()) }
+    });
+    got
+}
 
-    /// Evicts the block of a bucket that was freed first, of all shards. Returns whether there was one, and
-    /// its place, which is the caller's then.
-    fn evict_oldest_of(&self, key: Key<A::Kind>, bytes: u64, epoch: u32) -> (bool, u32) {
-        let age = |at| Some((self.shards.lock(at).blocks.age_of_oldest(key, bytes)?, at));
-        let oldest = (0..self.shards.count()).filter_map(age).min();
-        let Some((_, at)) = oldest else { return (false, 0) };
-        let state = &mut *self.shards.lock(at);
-        let found =
-            if state.epoch == epoch { state.blocks.take_oldest_of(key, bytes) } else { None };
-        let Some(record) = found else { return (false, 0) };
-        state.evict(record, &self.bounds.keeping);
-        (true, state.blocks.take_places(key, bytes, |spare| spare.min(1)))
-    }
+/// Evicts the block of a bucket that was freed first, of all shards. Returns whether there was one, and
+/// its place, which is the caller's then.
+fn evict_oldest_of<A: DeviceAllocator>(
+    store: &Store<A>,
+    key: Key<A::Kind>,
+    bytes: u64,
+    epoch: u32,
+) -> (bool, u32) {
+    let age = |at| Some((store.shards.lock(at).blocks.age_of_oldest(key, bytes)?, at));
+    let oldest = (0..store.shards.count()).filter_map(age).min();
+    let Some((_, at)) = oldest else { return (false, 0) };
+    let heap = &mut *store.shards.lock(at);
+    let found = if heap.epoch == epoch { heap.blocks.pop_oldest_of(key, bytes) } else { None };
+    let Some(record) = found else { return (false, 0) };
+    heap.evict(record, &store.settings.rules);
+    (true, heap.blocks.table.take_places(key, bytes, |spare| spare.min(1)))
+}
 
-    /// How many blocks of a size all shards have in their buckets.
-    pub(super) fn count_in_buckets(&self, key: Key<A::Kind>, bytes: u64) -> usize {
-        (0..self.shards.count()).map(|at| self.shards.lock(at).blocks.count_of(key, bytes)).sum()
-    }
+/// How many blocks of a size all shards have in their buckets.
+pub(super) fn count_in_buckets<A: DeviceAllocator>(
+    store: &Store<A>,
+    key: Key<A::Kind>,
+    bytes: u64,
+) -> usize {
+    (0..store.shards.count()).map(|at| store.shards.lock(at).blocks.count_of(key, bytes)).sum()
+}
 
-    /// Where a pool that limits buckets takes its second shard: the first one has leased a place for each of
-    /// its blocks.
-    pub(super) fn begin_leases(&self, first: &mut State<A>) {
-        if self.bounds.keeping.limits_buckets {
-            first.leases_places = true;
-            self.lease_what_buckets_have(first);
-        }
+/// Where a pool that limits buckets takes its second shard: the first one has leased a place for each of
+/// its blocks.
+pub(super) fn begin_leases<A: DeviceAllocator>(store: &Store<A>, first: &mut Heap<A>) {
+    if store.settings.rules.limits_buckets {
+        first.leases_places = true;
+        lease_what_buckets_have(store, first);
     }
+}
 
-    /// Lets a shard, of which nothing is leased in the sum, lease a place for each of its blocks.
-    pub(super) fn lease_what_buckets_have(&self, state: &mut State<A>) {
-        let limited = |bytes| self.bounds.keeping.bucket.of(bytes) != usize::MAX;
-        state.blocks.lease_places_of_all(limited, |class, places| {
-            self.places.lease(class, places, u32::MAX);
-        });
-    }
+/// Lets a shard, of which nothing is leased in the sum, lease a place for each of its blocks.
+pub(super) fn lease_what_buckets_have<A: DeviceAllocator>(store: &Store<A>, heap: &mut Heap<A>) {
+    let limited = |bytes| store.settings.rules.bucket.of(bytes) != usize::MAX;
+    heap.blocks.table.lease_places_of_all(limited, |class, places| {
+        store.places.lease(class, places, u32::MAX);
+    });
 }

@@ -193,12 +193,12 @@ impl<C: StreamClock> LastUses<C> {
     }
 
     /// Notes that the block is fresh, and that each stream may read it at once.
-    pub(crate) fn be_fresh(&mut self) {
+    pub(crate) fn set_fresh(&mut self) {
         self.own.writes = Writes::Fresh;
     }
 
     /// Notes that no stream had the block, which is fresh and ready for all.
-    pub(crate) fn belong_to_nobody(&mut self) {
+    pub(crate) fn clear_owner(&mut self) {
         self.own.writes = Writes::None;
     }
 
@@ -389,6 +389,36 @@ impl<C: StreamClock> LastUses<C> {
         used.end(clock, mark, access);
     }
 
+    /// Puts the block into the hands of the stream of `mark`, behind all uses that have ended. Those
+    /// that are open last on. So does an allocation that no use followed: who orders a stream behind
+    /// the uses of a buffer need not know what the memory was before.
+    #[inline]
+    pub(crate) fn hand_to(&mut self, clock: &C, mark: C::Mark) {
+        let own = Used::new(mark, Writes::Written, true);
+        let is_used = self.own.has_begun || clock.same_stream(self.own.last, mark);
+        if is_used && self.are_closed() && !C::UNTIL_DROP {
+            self.own = own;
+            self.own_is_newest = true;
+        } else {
+            self.hand_to_besides_open(clock, own);
+        }
+    }
+
+    #[cold]
+    fn hand_to_besides_open(&mut self, clock: &C, own: Used<C::Mark>) {
+        let before = std::mem::replace(&mut self.own, own);
+        self.own_is_newest = true;
+        let others = self.others.take().unwrap_or_default();
+        let lasts = |used: &Used<_>| used.is_open() || !used.has_begun || C::UNTIL_DROP;
+        for used in others.into_iter().chain([before]).filter(lasts) {
+            if clock.same_stream(used.last, own.last) {
+                (self.own.open_reads, self.own.open_writes) = (used.open_reads, used.open_writes);
+            } else {
+                self.others.get_or_insert_default().push(used);
+            }
+        }
+    }
+
     #[inline]
     fn of_stream(&mut self, clock: &C, mark: C::Mark) -> &mut Used<C::Mark> {
         self.own_is_newest = clock.same_stream(self.own.last, mark);
@@ -488,7 +518,7 @@ impl<C: StreamClock> LastUses<C> {
 
     /// Returns the marks that the next user of the block must be ordered after.
     #[inline]
-    fn relevant(&self, cpu_touches: bool) -> impl Iterator<Item = C::Mark> + '_ {
+    pub(crate) fn relevant(&self, cpu_touches: bool) -> impl Iterator<Item = C::Mark> + '_ {
         self.newest_first().filter(move |used| used.counts(cpu_touches)).map(|used| used.last)
     }
 

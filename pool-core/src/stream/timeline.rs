@@ -8,22 +8,29 @@
 //! A stream that ends is retired: the clock records its last event while it can, and keeps the
 //! event until it is seen done. Then the clock forgets the stream, and its marks count as done.
 
-mod capture;
 mod stream;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
 
 use crate::port::{DeviceError, Order, StreamClock, Why};
 use crate::sys::RwLock;
 use crate::sys::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
-use capture::not_submitted;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+#[cfg(all(test, not(any(loom, shuttle))))]
+use stream::MAX_KEPT_DONE;
 pub use stream::Stream;
+use stream::not_submitted;
 use stream::{Recorded, Slot, VectorClock};
 
 /// The maximum number of events that are kept for each stream. A wait for a mark whose event was
 /// dropped uses a later event, and so waits for more work.
 const MAX_EVENTS_PER_STREAM: usize = 16;
+/// The same where a device has many streams, whose events have a clock of as many each.
+const MIN_EVENTS_PER_STREAM: usize = 2;
+/// The maximum number of events of all streams, as far as each may keep more than those.
+const MAX_EVENTS: usize = 1024;
 /// The maximum number of retired streams that are queried when another stream is registered or
 /// retired.
 const MAX_RETIRED_QUERIES: usize = 4;
@@ -308,16 +315,19 @@ impl<D: EventDriver> Timeline<D> {
         // steps would count as covered.
         let epoch = slot.epoch.fetch_add(1, SeqCst) + 1;
         let new = Arc::new(Recorded { epoch, event: self.driver.record(&slot.raw)?, clock });
+        let kept = MAX_EVENTS / self.slots.read().len().max(1);
+        let kept = kept.clamp(MIN_EVENTS_PER_STREAM, MAX_EVENTS_PER_STREAM);
         let mut known = slot.known.lock();
         let events = &mut known.events;
         let at = events.partition_point(|recorded| recorded.epoch < epoch);
         let next = events.get(at).map_or(u64::MAX, |recorded| recorded.epoch);
         invariant!(next > epoch, "an epoch of a stream has one event");
         events.insert(at, new.clone());
-        let oldest = if events.len() > MAX_EVENTS_PER_STREAM { events.pop_front() } else { None };
-        invariant!(events.len() <= MAX_EVENTS_PER_STREAM, "a stream keeps few events");
+        // Two, so that a stream which may keep fewer than before comes to that.
+        let mut pop_too_many = || if events.len() > kept { events.pop_front() } else { None };
+        let oldest = [pop_too_many(), pop_too_many()];
         drop(known);
-        drop(oldest); // the device's own drop, so not under the lock
+        drop(oldest); // the device's own drops, so not under the lock
         Ok(Some(new))
     }
 
@@ -349,9 +359,9 @@ impl<D: EventDriver> Timeline<D> {
         slots.remove(&slot.id);
         for other in slots.values() {
             let known = &mut *other.known.lock();
-            known.clock.remove(slot.id);
-            if let Some(captured) = &mut known.captured {
-                captured.clock.remove(slot.id);
+            let captured = known.captured.as_mut().map(|captured| &mut captured.clock);
+            for clock in captured.into_iter().chain([&mut known.clock]) {
+                clock.remove(slot.id);
             }
         }
     }
@@ -377,7 +387,7 @@ impl<D: EventDriver> Timeline<D> {
         self.driver.wait(&on.raw, &recorded.event)?;
         // The clock is updated only after the wait: another thread on the same stream must not
         // count as ordered before the wait is in the stream.
-        // A mark taken after the stream had ended is covered by its last event.
+        // The last event of a stream that has ended covers also marks that were taken after its end.
         let covered = recorded.epoch.max(mark.epoch.saturating_add(1));
         invariant!(covered > mark.epoch, "an event covers the mark that it was recorded for");
         self.note_after(on, &recorded.clock, mark.stream, covered);
@@ -393,7 +403,10 @@ impl<D: EventDriver> Timeline<D> {
         let slots = self.slots.read();
         let known =
             event_clock.iter().chain([(stream, epoch)]).filter(|(id, _)| slots.contains_key(id));
-        on.known.lock().note_after(known);
+        let is_done = |id: u32, epoch: u64| {
+            slots.get(&id).is_none_or(|slot| slot.done_before.load(Acquire) >= epoch)
+        };
+        on.known.lock().clock.raise(known, is_done);
     }
 }
 
@@ -408,7 +421,12 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
 
     #[inline]
     fn owns(&self, on: &Stream<D>) -> bool {
-        on.0.timeline == self.id && !on.0.ended.load(Acquire)
+        self.has_owned(on) && !on.0.ended.load(Acquire)
+    }
+
+    #[inline]
+    fn has_owned(&self, on: &Stream<D>) -> bool {
+        on.0.timeline == self.id
     }
 
     #[inline]

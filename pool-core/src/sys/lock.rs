@@ -6,9 +6,7 @@
 //! each time twice as long, with spins in between.
 #![expect(unsafe_code, reason = "`lock_api` asks for a promise")]
 
-use crate::sys::sync::atomic::{
-    AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
+use crate::sys::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use parking_lot::lock_api::{self, GuardNoSend, RawMutex};
 use std::hint;
 use std::thread;
@@ -61,7 +59,7 @@ unsafe impl RawMutex for Swap {
     }
 
     /// Releases the lock. This store is the last access to the lock, so the thread that takes it
-    /// next may free it (`reference.rs`).
+    /// next may free it (`store/life.rs`).
     #[inline]
     unsafe fn unlock(&self) {
         self.0.store(0, Release);

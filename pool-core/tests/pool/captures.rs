@@ -1,11 +1,13 @@
 //! Graphs: blocks allocated in a capture belong to the graph and are ordered with its launches.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use crate::hooked::hooked;
+use pool_core::observe::RangeState;
 use pool_core::stream::{Mark, StealPolicy};
 use pool_core::{
     ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, PrivatePool, StreamClock, Why,
 };
-use pool_sim::{Graph, SimDevice, SimStream};
+use pool_sim::{Graph, Hooked, SimDevice, SimStream};
 use std::panic;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc;
@@ -545,4 +547,52 @@ fn a_capture_takes_no_memory_whose_work_is_not_done() {
         assert_eq!(pool.stats().misses, 2 + never, "{steal:?}: it has run");
         assert_eq!((graph.0.cached_bytes(), other.0.cached_bytes()), (MIB, MIB));
     }
+}
+
+/// Whole blocks, and ranges of segments: what a graph keeps is neither live nor free.
+#[test]
+fn what_a_graph_keeps_is_private_in_maps_and_figures() {
+    let arena = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::segments(MIB)).build();
+    for pool in [arena, Pool::new(SimDevice::new())] {
+        let s = pool.allocator().stream();
+        let live = pool.allocate_on(&s, 8192).unwrap();
+        let (private, _graph) = captured(&pool, &s, |pool| {
+            drop(pool.allocate_on(&s, 4096).unwrap());
+        });
+        assert_eq!(private.cached_bytes(), 4096);
+        let bytes = |state: RangeState| -> u64 {
+            let segments = pool.map().segments;
+            let ranges = segments.iter().flat_map(|segment| &segment.ranges);
+            ranges
+                .filter(|range| range.state == state)
+                .map(|one| one.range.end - one.range.start)
+                .sum()
+        };
+        assert_eq!((bytes(RangeState::Private), bytes(RangeState::Used)), (4096, 8192));
+        assert_eq!(pool.outstanding_buffers().into_iter().collect::<Vec<_>>(), [(8192, 1)]);
+        let inside = pool.check();
+        assert_eq!((inside.live.blocks, inside.live.bytes), (1, 8192));
+        drop(live);
+    }
+}
+
+/// The program drops the private pool while a request on its stream is at the device.
+#[test]
+fn a_block_of_a_pool_that_went_during_the_request_is_anybodys() {
+    type Slot = std::sync::Mutex<Option<PrivatePool<Hooked<SimDevice>>>>;
+    let slot = std::sync::Arc::<Slot>::default();
+    let at_call = slot.clone();
+    let hook = move || drop(at_call.lock().unwrap().take());
+    let pool = BucketPool::new(hooked(&SimDevice::new(), hook, false));
+    let s = pool.default_stream().clone();
+    let private = PrivatePool::new(&pool);
+    private.bind(&s).unwrap();
+    *slot.lock().unwrap() = Some(private);
+    let buffer = pool.allocate(4096).unwrap();
+    assert!(slot.lock().unwrap().is_none(), "it is gone");
+    drop(buffer);
+    let again = pool.allocate(4096).unwrap();
+    assert_eq!((again.is_private(), pool.stats().hits), (false, 1));
+    drop(again);
+    pool.check();
 }

@@ -161,3 +161,20 @@ fn is_lost_after(name: &str, config: &ArenaConfig, calls: u64) -> bool {
     assert_eq!(device.hazards(), 0, "{what}: {:?}", device.hazard_report());
     true
 }
+
+#[test]
+fn a_refusal_tells_what_each_stream_has_cached() {
+    for arena in [false, true] {
+        let builder = BucketPool::builder(SimDevice::new()).reserved_limit(8 * MIB);
+        let pool = if arena { builder.arena(ArenaConfig::segments(MIB)) } else { builder }.build();
+        let [first, second] = [(); 2].map(|()| pool.allocator().stream());
+        let kept = [&first, &first, &second].map(|on| pool.allocate_on(on, MIB).unwrap());
+        drop(kept);
+        // It is above the limit, so nothing goes back for it.
+        let error = pool.allocate_on(&first, 16 * MIB).unwrap_err();
+        let cached: Vec<u64> =
+            error.figures().cached_by_stream.iter().map(|cached| cached.bytes).collect();
+        assert_eq!(cached, [2 * MIB, MIB], "{error}");
+        assert_eq!(error.figures().largest_free_bytes, MIB);
+    }
+}

@@ -176,7 +176,12 @@ impl<A: Simulated> Run<A> {
     fn drop_one(&mut self) {
         if !self.live.is_empty() {
             let at = self.dice.random_range(0..self.live.len());
-            drop(self.live.swap_remove(at));
+            let (_, buffer) = self.live.swap_remove(at);
+            let on = self.stream();
+            // The use orders the stream behind all others.
+            if self.dice.random_range(0..3) == 0 && buffer.on(&on).map(drop).is_ok() {
+                let _ = buffer.drop_on(&on); // it is dropped in any case
+            }
         }
     }
 

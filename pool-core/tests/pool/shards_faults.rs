@@ -5,6 +5,7 @@ use crate::hooked::outcome;
 use crate::shards::build;
 use pool_core::check::TestThreads;
 use pool_core::limits::{CachedLimit, Retention};
+use pool_core::observe::{EventKind, PoolEvent};
 use pool_core::port::{Limit, Memory, Order, Request};
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PoolBuilder,
@@ -328,6 +329,8 @@ struct AskedClock {
     stream: u64,
     /// Dropped when the device is asked.
     ready: Mutex<Option<PooledBuffer<Asked>>>,
+    /// Its limit on cached memory becomes 0 when the device is asked.
+    lowered: Mutex<Option<BucketPool<Asked>>>,
 }
 
 impl StreamClock for AskedClock {
@@ -372,6 +375,9 @@ impl StreamClock for AskedClock {
     fn is_done(&self, _: u64) -> Result<bool, DeviceError> {
         let buffer = self.ready.lock().unwrap().take();
         drop(buffer);
+        if let Some(pool) = self.lowered.lock().unwrap().take() {
+            pool.set_cached_limit(0).unwrap();
+        }
         Ok(false)
     }
     fn synchronize(&self, _: u64) -> Result<(), DeviceError> {
@@ -425,4 +431,50 @@ fn a_block_that_the_device_is_asked_about_keeps_its_room() {
         assert!(cached <= 4 * MIB, "{shards} shards: {} MiB", cached / MIB);
         pool.check();
     }
+}
+
+#[test]
+fn a_block_that_comes_back_keeps_to_a_limit_that_was_lowered_meanwhile() {
+    for shards in [1, 4] {
+        let allocator = Asked::default();
+        let builder = BucketPool::builder(allocator.clone()).policy(BucketPolicy::Exact);
+        let pool = builder.cached_limit(4 * MIB).shards(shards).build();
+        drop(pool.allocate_on(&1, 2 * MIB).unwrap());
+        *allocator.0.lowered.lock().unwrap() = Some(pool.clone());
+        let _other = pool.allocate_on(&2, 2 * MIB).unwrap();
+        assert!(allocator.0.lowered.lock().unwrap().is_none(), "the device was asked");
+        pool.trim(0).unwrap();
+        assert_eq!(pool.stats().cached_bytes, 0, "{shards} shards");
+        pool.check();
+    }
+}
+
+/// Each free tells an observer, which has a block deferred.
+#[test]
+fn a_trim_ends_while_an_observer_defers_frees() {
+    type Slot = Mutex<Option<BucketPool<SimDevice>>>;
+    let slot = Arc::<Slot>::default();
+    let seen = slot.clone();
+    let observer = move |event: &PoolEvent<'_>| {
+        if matches!(event.kind, EventKind::Evict(_)) {
+            let pool = seen.lock().unwrap().clone();
+            drop(pool.map(|pool| pool.allocate(KIB)));
+        }
+    };
+    let builder = BucketPool::builder(SimDevice::new()).cached_limit(0);
+    let pool = builder.observer(Arc::new(observer)).build();
+    drop(pool.allocate(MIB).unwrap());
+    *slot.lock().unwrap() = Some(pool.clone());
+    let (done, end) = mpsc::channel();
+    let trim = thread::spawn(move || {
+        let _ = done.send(pool.trim(0).is_ok());
+        pool
+    });
+    assert_eq!(
+        end.recv_timeout(SILENCE),
+        Ok(true),
+        "it frees what was deferred meanwhile, for ever"
+    );
+    *slot.lock().unwrap() = None;
+    drop(trim.join().unwrap());
 }

@@ -99,6 +99,77 @@ fn a_recorded_stream_counts_until_the_drop() {
     assert_eq!(device.calls().waits - waits, 1, "u knows t's past, not what came until the drop");
 }
 
+#[test]
+fn a_buffer_that_is_dropped_on_a_stream_is_that_streams_next() {
+    for arena in [false, true] {
+        let device = SimDevice::new();
+        let mut builder = BucketPool::builder(device.clone());
+        if arena {
+            builder = builder.arena(ArenaConfig::segments(MIB));
+        }
+        let pool = builder.build();
+        let (s, t, u) = (device.stream(), device.stream(), device.stream());
+        let buffer = pool.allocate_on(&s, 512).unwrap();
+        kernel(&device, &buffer, &s);
+        buffer.record_stream(&u).unwrap();
+        let kept = buffer.on(&t).unwrap();
+        device.kernel(&t, &kept);
+        drop(kept);
+        device.kernel(&u, &buffer.on(&u).unwrap());
+        device.clock().order(&t, &[device.clock().mark(&s)]).unwrap();
+        let (calls, misses) = (device.calls(), pool.stats().misses);
+        buffer.drop_on(&t).unwrap();
+        assert_eq!(device.calls(), calls, "a drop asks the device for nothing");
+        kernel(&device, &pool.allocate_on(&t, 512).unwrap(), &t);
+        assert_eq!(pool.stats().misses, misses, "its block");
+        assert_eq!(device.hazards(), 0, "behind the recorded use: {:?}", device.hazard_report());
+
+        // Without recorded uses the next request waits for nothing.
+        let buffer = pool.allocate_on(&s, 2048).unwrap();
+        kernel(&device, &buffer, &s);
+        device.clock().order(&t, &[device.clock().mark(&s)]).unwrap();
+        buffer.drop_on(&t).unwrap();
+        let (waits, misses) = (device.calls().waits, pool.stats().misses);
+        kernel(&device, &pool.allocate_on(&t, 2048).unwrap(), &t);
+        assert_eq!((device.calls().waits, pool.stats().misses), (waits, misses));
+        assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+    }
+}
+
+/// The kernel of an earlier buffer may still run, of which the owner of the unused one knows nothing.
+#[test]
+fn a_buffer_that_was_never_used_is_dropped_behind_what_its_memory_was_before() {
+    for (arena, fresh) in [(false, false), (true, false), (false, true)] {
+        let device = SimDevice::new();
+        let mut builder = BucketPool::builder(device.clone());
+        if arena {
+            builder = builder.arena(ArenaConfig::segments(MIB));
+        }
+        let pool = builder.build();
+        let (s, t) = (device.stream(), device.stream());
+        if !fresh {
+            kernel(&device, &pool.allocate_on(&s, 512).unwrap(), &s);
+        }
+        pool.allocate_on(&s, 512).unwrap().drop_on(&t).unwrap();
+        let (records, misses) = (device.calls().records, pool.stats().misses);
+        kernel(&device, &pool.allocate_on(&t, 512).unwrap(), &t);
+        assert_eq!(pool.stats().misses, misses, "its block");
+        assert_eq!(device.calls().records - records, 1, "behind its allocation");
+        assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+    }
+}
+
+#[test]
+fn a_buffer_that_no_stream_takes_is_dropped_all_the_same() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let (s, stranger) = (device.stream(), SimDevice::new().stream());
+    let buffer = pool.allocate_on(&s, 512).unwrap();
+    kernel(&device, &buffer, &s);
+    assert_eq!(buffer.drop_on(&stranger).unwrap_err().why, Why::Foreign);
+    assert_eq!((pool.stats().allocated_bytes, device.hazards()), (0, 0));
+}
+
 /// The CPU looks at the buffer, and then the recorded stream is given more work.
 #[test]
 fn a_recorded_stream_counts_until_the_drop_although_the_cpu_has_used_the_buffer() {
@@ -368,5 +439,34 @@ fn more_streams_than_lists_keep_their_memory_apart() {
         }
         pool.check();
         assert_eq!(device.hazards(), 0);
+    }
+}
+
+/// Neighbours of two streams, so that each is a range of its own in its page.
+#[test]
+fn all_goes_back_behind_the_work_of_many_neighbours() {
+    let pages = ArenaConfig::pages(8 * MIB, 0.12);
+    for config in [ArenaConfig::grow(), pages, ArenaConfig::segments(MIB), ArenaConfig::torch()] {
+        for late in [false, true] {
+            let device = SimDevice::new();
+            let pool = BucketPool::builder(device.clone()).arena(config.clone()).build();
+            let streams = [device.stream(), device.stream()];
+            let all: Vec<_> = (0..200)
+                .map(|at| {
+                    let on = &streams[at % 2];
+                    let buffer = pool.allocate_on(on, 16 * 1024).unwrap();
+                    kernel(&device, &buffer, on);
+                    buffer
+                })
+                .collect();
+            drop(all);
+            let ranges: usize = pool.map().segments.iter().map(|it| it.ranges.len()).sum();
+            assert!(ranges > 128, "{ranges}");
+            if !late {
+                device.run();
+            }
+            pool.clear().unwrap();
+            assert_eq!(pool.stats().reserved_bytes, 0, "{late} {:?}", pool.stats());
+        }
     }
 }

@@ -172,10 +172,9 @@ fn a_request_that_panics_wakes_a_request() {
     }
 }
 
-/// A first try gives more back than it needs while another request begins to wait.
-#[test]
-fn a_request_that_is_served_at_its_first_try_wakes_a_request() {
-    let (visit, calls) = (Visit::default(), Arc::new(Calls::default()));
+/// A pool of 8 MiB, and what its device calls once, at the next call that moves memory.
+fn visited() -> (BucketPool<Hooked<SimDevice>>, Visit) {
+    let visit = Visit::default();
     let at_call = visit.clone();
     let hook: Hook = Box::new(move || {
         let visit = at_call.lock().unwrap().take();
@@ -185,7 +184,13 @@ fn a_request_that_is_served_at_its_first_try_wakes_a_request() {
     });
     let allocator = hooked(&SimDevice::new(), hook, false);
     let builder = BucketPool::builder(allocator).cached_limit(CachedLimit::Unlimited);
-    let pool = builder.policy(BucketPolicy::Exact).reserved_limit(8 * MIB).build();
+    (builder.policy(BucketPolicy::Exact).reserved_limit(8 * MIB).build(), visit)
+}
+
+/// A first try gives more back than it needs while another request begins to wait.
+#[test]
+fn a_request_that_is_served_at_its_first_try_wakes_a_request() {
+    let ((pool, visit), calls) = (visited(), Arc::new(Calls::default()));
     drop(pool.allocate(8 * MIB).unwrap());
     let request = Arc::new(Mutex::new(pool.allocate_async(7 * MIB)));
     let (polled, waker) = (request.clone(), Waker::from(calls.clone()));
@@ -197,6 +202,34 @@ fn a_request_that_is_served_at_its_first_try_wakes_a_request() {
     assert!(calls.0.load(SeqCst) > 0, "7 MiB are free");
     assert!(poll(&mut *request.lock().unwrap(), Waker::noop()).is_ready());
     drop(served);
+}
+
+/// A request passes the first one, which does not come, and has a larger block given back; meanwhile that one comes,
+/// and finds nothing yet.
+#[test]
+fn a_request_that_is_served_in_the_line_wakes_the_one_that_it_has_passed() {
+    let ((pool, visit), calls) = (visited(), Arc::new(Calls::default()));
+    let held = pool.allocate(8 * MIB).unwrap();
+    let first = Arc::new(Mutex::new(pool.allocate_async(7 * MIB)));
+    let mut second = pool.allocate_async(MIB);
+    assert!(poll(&mut *first.lock().unwrap(), Waker::noop()).is_pending());
+    assert!(poll(&mut second, Waker::noop()).is_pending());
+    drop(held);
+    let (polled, waker) = (first.clone(), Waker::from(calls.clone()));
+    let has_come = Arc::new(AtomicUsize::new(0));
+    let comes = has_come.clone();
+    // At the free of the cached block.
+    *visit.lock().unwrap() = Some(Box::new(move || {
+        comes.fetch_add(1, SeqCst);
+        assert!(poll(&mut *polled.lock().unwrap(), &waker).is_pending());
+    }));
+    let served = (0..100).find_map(|_| match poll(&mut second, Waker::noop()) {
+        Poll::Ready(served) => Some(served.unwrap()),
+        Poll::Pending => None,
+    });
+    assert!(served.is_some() && has_come.load(SeqCst) == 1, "the first came during the try");
+    assert!(calls.0.load(SeqCst) > 0, "7 MiB are free");
+    assert!(poll(&mut *first.lock().unwrap(), Waker::noop()).is_ready());
 }
 
 #[test]

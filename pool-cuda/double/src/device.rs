@@ -3,20 +3,39 @@
 
 use crate::code::{self, Code};
 use crate::pointer::{Host, Out};
-use crate::state::{CAPACITY, CURRENT, DEVICES, call, context_of, current, device_of};
+use crate::state::{
+    BELOW, CAPACITY, CURRENT, DEVICES, INITIALIZED, call, context_of, current, device_of,
+};
 use std::ffi::{c_char, c_int, c_uint};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// The version that is claimed: CUDA 12.8.
 const VERSION: c_int = 12080;
-/// The attributes that are told; the others are 0.
-const VIRTUAL_MEMORY: c_uint = 102;
-const FILE_HANDLES: c_uint = 103;
-const RDMA: c_uint = 110;
-const MEMORY_POOLS: c_uint = 115;
+/// The attributes that are told, with the values of an H100; the others are 0.
+const TOLD: [(c_uint, c_int); 12] = [
+    (1, 1024),    // threads of a block
+    (8, 49_152),  // bytes that a block shares
+    (10, 32),     // threads of a warp
+    (12, 65_536), // registers of a block
+    (16, 132),    // multiprocessors
+    (41, 1),      // one address space for host and device
+    (75, 9),      // compute capability
+    (102, 1),     // virtual memory
+    (103, 1),     // its export as a file
+    (110, 1),     // memory that RDMA reaches
+    (115, 1),     // memory pools
+    (39, 2048),   // threads of a multiprocessor
+];
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuInit(_flags: c_uint) -> Code {
-    call("cuInit", |_| Ok(()))
+pub extern "C" fn cuInit(flags: c_uint) -> Code {
+    call("cuInit", |_| {
+        if flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        INITIALIZED.store(true, Relaxed);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -49,8 +68,9 @@ pub extern "C" fn cuDeviceGet(handle: Out<c_int>, ordinal: c_int) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetName(name: Host, bytes: c_int, _device: c_int) -> Code {
+pub extern "C" fn cuDeviceGetName(name: Host, bytes: c_int, of: c_int) -> Code {
     call("cuDeviceGetName", |_| {
+        device(of)?;
         let text = c"a double of libcuda, no GPU".to_bytes_with_nul();
         if usize::try_from(bytes).is_ok_and(|bytes| bytes >= text.len()) {
             name.write(text);
@@ -60,40 +80,113 @@ pub extern "C" fn cuDeviceGetName(name: Host, bytes: c_int, _device: c_int) -> C
     })
 }
 
+/// 16 bytes that name a device.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, _device: c_int) -> Code {
+pub extern "C" fn cuDeviceGetUuid_v2(bytes: Host, of: c_int) -> Code {
+    call("cuDeviceGetUuid_v2", |_| {
+        let mut name = *b"cuda double    0";
+        name[15] += u8::try_from(device(of)?).unwrap_or(0);
+        if bytes.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        bytes.write(&name);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetPCIBusId(text: Host, bytes: c_int, of: c_int) -> Code {
+    call("cuDeviceGetPCIBusId", |_| {
+        let name = format!("0000:{:02x}:00.0\0", device(of)? + 1);
+        if text.is_null() || usize::try_from(bytes).is_ok_and(|bytes| bytes < name.len()) {
+            return Err(code::INVALID_VALUE);
+        }
+        text.write(name.as_bytes());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, of: c_int) -> Code {
     call("cuDeviceTotalMem_v2", |_| {
+        device(of)?;
         bytes.put(usize::try_from(*CAPACITY).unwrap_or(usize::MAX));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetAttribute(
-    value: Out<c_int>,
-    attribute: c_uint,
-    _device: c_int,
-) -> Code {
+pub extern "C" fn cuDeviceGetAttribute(value: Out<c_int>, attribute: c_uint, of: c_int) -> Code {
     call("cuDeviceGetAttribute", |_| {
-        value.put(c_int::from(matches!(
-            attribute,
-            VIRTUAL_MEMORY | FILE_HANDLES | RDMA | MEMORY_POOLS
-        )));
+        device(of)?;
+        let told = TOLD.iter().find(|(number, _)| *number == attribute);
+        value.put(told.map_or(0, |(_, value)| *value));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRetain(context: Out<usize>, handle: c_int) -> Code {
-    call("cuDevicePrimaryCtxRetain", |_| {
-        context.put(context_of(device(handle)?));
+    call("cuDevicePrimaryCtxRetain", |state| {
+        let device = device(handle)?;
+        state.retained[device] += 1;
+        state.is_reset[device] = false;
+        context.put(context_of(device));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> Code {
-    call("cuDevicePrimaryCtxRelease_v2", |_| Ok(()))
+pub extern "C" fn cuDevicePrimaryCtxRelease_v2(handle: c_int) -> Code {
+    call("cuDevicePrimaryCtxRelease_v2", |state| {
+        let device = device(handle)?;
+        state.retained[device] =
+            state.retained[device].checked_sub(1).ok_or(code::INVALID_CONTEXT)?;
+        if state.retained[device] == 0 {
+            state.destroy_context(device);
+        }
+        Ok(())
+    })
+}
+
+/// The flags are the default ones: nothing sets others.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxGetState(
+    handle: c_int,
+    flags: Out<c_uint>,
+    active: Out<c_int>,
+) -> Code {
+    call("cuDevicePrimaryCtxGetState", |state| {
+        let device = device(handle)?;
+        if flags.is_null() || active.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        flags.put(0);
+        active.put(c_int::from(state.is_active(device)));
+        Ok(())
+    })
+}
+
+/// The context's memory, streams and events go. Its holders still release it; until one retains
+/// it anew, calls in it are refused.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxReset_v2(handle: c_int) -> Code {
+    call("cuDevicePrimaryCtxReset_v2", |state| {
+        let device = device(handle)?;
+        if state.is_active(device) {
+            state.destroy_context(device);
+            state.is_reset[device] = true;
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxGetDevice(handle: Out<c_int>) -> Code {
+    call("cuCtxGetDevice", |_| {
+        handle.put(c_int::try_from(current()?).unwrap_or(0));
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -104,13 +197,38 @@ pub extern "C" fn cuCtxGetCurrent(context: Out<usize>) -> Code {
     })
 }
 
-/// A context that is lost becomes current, and the call returns its code: the documentation says
+/// Replaces the top of the thread's stack of contexts; a null context takes the top away. A context
+/// that is lost becomes current, and the call returns its code: the documentation says
 /// that the call "may also return error codes from previous, asynchronous launches".
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: usize) -> Code {
     call("cuCtxSetCurrent", |state| {
-        CURRENT.set(context);
-        device_of(context).map_or(Ok(()), |device| state.lost.check(device))
+        let device = if context == 0 { None } else { Some(device_of(context)?) };
+        let below = || BELOW.with_borrow_mut(Vec::pop).unwrap_or(0);
+        CURRENT.set(if context == 0 { below() } else { context });
+        device.map_or(Ok(()), |device| state.lost.check(device))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxPushCurrent_v2(context: usize) -> Code {
+    call("cuCtxPushCurrent_v2", |state| {
+        let device = device_of(context)?;
+        let before = CURRENT.replace(context);
+        if before != 0 {
+            BELOW.with_borrow_mut(|below| below.push(before));
+        }
+        state.lost.check(device)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxPopCurrent_v2(context: Out<usize>) -> Code {
+    call("cuCtxPopCurrent_v2", |_| {
+        current()?;
+        let below = BELOW.with_borrow_mut(Vec::pop);
+        context.put_if_wanted(CURRENT.replace(below.unwrap_or(0)));
+        Ok(())
     })
 }
 

@@ -7,9 +7,18 @@ use crate::state::{Recorded, State, call, current, said};
 use pool_sim::engine::Event;
 use std::ffi::c_uint;
 
+/// `CUevent_flags`.
+const DISABLE_TIMING: c_uint = 2;
+const INTERPROCESS: c_uint = 4;
+const ALL_FLAGS: c_uint = 7;
+
 #[unsafe(no_mangle)]
-pub extern "C" fn cuEventCreate(event: Out<usize>, _flags: c_uint) -> Code {
+pub extern "C" fn cuEventCreate(event: Out<usize>, flags: c_uint) -> Code {
     call("cuEventCreate", |state| {
+        let is_shared_with_times = flags & INTERPROCESS != 0 && flags & DISABLE_TIMING == 0;
+        if flags & !ALL_FLAGS != 0 || is_shared_with_times {
+            return Err(code::INVALID_VALUE);
+        }
         let (device, handle) = (current()?, state.new_handle());
         state.events.insert(handle, Recorded { device, event: None });
         event.put(handle);

@@ -4,11 +4,16 @@
 use crate::capture::{MODE, RELAXED};
 use crate::code::{self, Code};
 use crate::pointer::{InOut, Out};
-use crate::state::{DEVICES, State, call, said};
+use crate::state::{DEVICES, State, Stream, call, said};
 use pool_sim::engine::Graph;
 use std::ffi::{c_uint, c_ulonglong};
 use std::sync::Arc;
 use std::thread;
+
+/// `CUstreamCaptureStatus`.
+const NONE: c_uint = 0;
+const ACTIVE: c_uint = 1;
+const INVALIDATED: c_uint = 2;
 
 /// Captured work, with the blocks that it allocates. They are there as long as the graph and its
 /// instances.
@@ -32,6 +37,9 @@ pub extern "C" fn cuThreadExchangeStreamCaptureMode(mode: InOut<c_uint>) -> Code
 pub extern "C" fn cuStreamBeginCapture_v2(stream: usize, mode: c_uint) -> Code {
     call("cuStreamBeginCapture_v2", |state| {
         let on = state.stream(stream)?;
+        if mode > RELAXED {
+            return Err(code::INVALID_VALUE);
+        }
         if on.number < DEVICES {
             return Err(code::STREAM_CAPTURE_UNSUPPORTED); // the legacy stream
         }
@@ -42,19 +50,73 @@ pub extern "C" fn cuStreamBeginCapture_v2(stream: usize, mode: c_uint) -> Code {
     })
 }
 
-/// 0: not under capture, 1: under capture, 2: the capture is invalid.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamIsCapturing(stream: usize, status: Out<c_uint>) -> Code {
     call("cuStreamIsCapturing", |state| {
         let on = state.any_stream(stream)?;
-        if on.number < DEVICES && !state.captures_beside_legacy(on.device).is_empty() {
-            return Err(code::STREAM_CAPTURE_IMPLICIT); // no capture is broken by the question
-        }
-        let capture = state.engine.capture_of(on.number);
+        let capture = state.capture_to_tell(on)?;
         let valid = state.is_capture_valid(capture).is_ok();
-        status.put(if valid { c_uint::from(capture.is_some()) } else { 2 });
+        let known = if capture.is_some() { ACTIVE } else { NONE };
+        status.put(if valid { known } else { INVALIDATED });
         Ok(())
     })
+}
+
+/// The number of a capture serves no other one. A graph under capture has no handle yet, and its
+/// nodes have none at all: the answer is a null graph without dependencies.
+fn capture_info(
+    name: &'static str,
+    stream: usize,
+    (status, id): (Out<c_uint>, Out<c_ulonglong>),
+    (graph, dependencies, count): (Out<usize>, Out<usize>, Out<usize>),
+) -> Code {
+    call(name, |state| {
+        if status.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        let on = state.any_stream(stream)?;
+        let capture = state.capture_to_tell(on)?;
+        let valid = state.is_capture_valid(capture).is_ok();
+        let Some(capture) = capture.filter(|_| valid) else {
+            status.put(if valid { NONE } else { INVALIDATED });
+            return Ok(());
+        };
+        status.put(ACTIVE);
+        id.put_if_wanted(capture + 1);
+        graph.put_if_wanted(0);
+        dependencies.put_if_wanted(0);
+        count.put_if_wanted(0);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamGetCaptureInfo_v2(
+    stream: usize,
+    status: Out<c_uint>,
+    id: Out<c_ulonglong>,
+    graph: Out<usize>,
+    dependencies: Out<usize>,
+    count: Out<usize>,
+) -> Code {
+    let nodes = (graph, dependencies, count);
+    capture_info("cuStreamGetCaptureInfo_v2", stream, (status, id), nodes)
+}
+
+/// As version 2; no dependency has data of its own.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamGetCaptureInfo_v3(
+    stream: usize,
+    status: Out<c_uint>,
+    id: Out<c_ulonglong>,
+    graph: Out<usize>,
+    dependencies: Out<usize>,
+    edges: Out<usize>,
+    count: Out<usize>,
+) -> Code {
+    edges.put_if_wanted(0);
+    let nodes = (graph, dependencies, count);
+    capture_info("cuStreamGetCaptureInfo_v3", stream, (status, id), nodes)
 }
 
 #[unsafe(no_mangle)]
@@ -124,6 +186,15 @@ pub extern "C" fn cuGraphDestroy(graph: usize) -> Code {
 }
 
 impl State {
+    /// Returns the capture that a stream is under. Beside a capture of a blocking stream the legacy
+    /// stream has no answer; the question breaks no capture.
+    fn capture_to_tell(&self, on: Stream) -> Result<Option<u64>, Code> {
+        if on.number < DEVICES && !self.captures_beside_legacy(on.device).is_empty() {
+            return Err(code::STREAM_CAPTURE_IMPLICIT);
+        }
+        Ok(self.engine.capture_of(on.number))
+    }
+
     fn destroy_graph(&mut self, handle: usize) -> Result<(), Code> {
         let graph = self.graphs.remove(&handle).ok_or(code::INVALID_VALUE)?;
         self.destroyed(handle);

@@ -20,6 +20,8 @@ struct Locked {
     bytes: usize,
     /// Whether it is the driver's own, and not registered memory of the program.
     owned: bool,
+    /// The device whose context was current when it was locked.
+    device: usize,
 }
 
 impl Hosts {
@@ -27,6 +29,13 @@ impl Hosts {
     pub(crate) fn holds(&self, bytes: &Range<u64>) -> bool {
         let locked = self.0.range(..=bytes.start).next_back();
         locked.is_some_and(|(at, locked)| bytes.end <= at + locked.bytes as u64)
+    }
+
+    /// Returns the page-locked range around an address, and the device that it was locked for.
+    pub(crate) fn around(&self, at: u64) -> Option<(Range<u64>, usize)> {
+        let (start, locked) = self.0.range(..=at).next_back()?;
+        let range = *start..start + locked.bytes as u64;
+        range.contains(&at).then_some((range, locked.device))
     }
 
     pub(crate) fn held(&self) -> u64 {
@@ -42,6 +51,7 @@ fn layout(bytes: usize) -> Result<Layout, Code> {
 pub extern "C" fn cuMemHostAlloc(at: Out<Host>, bytes: usize, _flags: c_uint) -> Code {
     call("cuMemHostAlloc", |state| {
         state.unsafe_call()?;
+        let device = current()?;
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
@@ -51,7 +61,7 @@ pub extern "C" fn cuMemHostAlloc(at: Out<Host>, bytes: usize, _flags: c_uint) ->
             return Err(code::OUT_OF_MEMORY);
         }
         let address = memory.expose_provenance() as u64;
-        state.hosts.0.insert(address, Locked { bytes, owned: true });
+        state.hosts.0.insert(address, Locked { bytes, owned: true, device });
         at.put(Host::at(address));
         Ok(())
     })
@@ -90,12 +100,16 @@ pub extern "C" fn cuMemFreeHost(at: Host) -> Code {
 pub extern "C" fn cuMemHostRegister_v2(at: Host, bytes: usize, _flags: c_uint) -> Code {
     call("cuMemHostRegister_v2", |state| {
         state.unsafe_call()?;
+        let device = current()?;
+        if bytes == 0 {
+            return Err(code::INVALID_VALUE);
+        }
         let range = at.address()..at.address() + bytes as u64;
         let before = state.hosts.0.range(..range.end).next_back();
         if before.is_some_and(|(start, locked)| start + locked.bytes as u64 > range.start) {
             return Err(code::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        state.hosts.0.insert(range.start, Locked { bytes, owned: false });
+        state.hosts.0.insert(range.start, Locked { bytes, owned: false, device });
         Ok(())
     })
 }

@@ -15,6 +15,7 @@
 //!   store.rs    what memory pools keep: reuse by stream, thresholds, trims
 //!   pages.rs    virtual memory in granules of 2 MiB, by handles; access must be set
 //!   host.rs     page-locked memory, which is real memory
+//!   address.rs  what the driver knows of an address
 //! ```
 //!
 //! Addresses and handles of what is gone serve again. Where the documentation leaves it open
@@ -25,6 +26,7 @@
 #![deny(unsafe_code)]
 #![expect(unreachable_pub, reason = "exported to C, not to Rust")]
 
+mod address;
 mod capture;
 mod code;
 mod control;

@@ -12,9 +12,15 @@ use std::ops::Range;
 /// Memory comes in multiples of this many bytes, as on today's devices.
 const GRANULE: u64 = 2 << 20;
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC`.
+/// More addresses at once an H100 refuses.
+const ADDRESSES: u64 = (1 << 50) - 1;
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_LOCATION_TYPE_DEVICE`.
+const PINNED: c_uint = 1;
+const ON_DEVICE: c_uint = 1;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const FILE: c_uint = 1;
-const FABRIC: c_uint = 8;
 
 /// `CUmemAllocationProp`, but for what only Windows reads.
 #[repr(C)]
@@ -100,6 +106,14 @@ impl Pages {
         until >= range.end
     }
 
+    /// Returns the mapping around an address, and the device of the memory behind it.
+    pub(crate) fn around(&self, at: u64) -> Option<(Range<u64>, usize)> {
+        let (start, mapped) = self.mapped.range(..=at).next_back()?;
+        let range = *start..start + mapped.bytes;
+        let device = self.memory.get(&mapped.memory)?.device;
+        range.contains(&at).then_some((range, device))
+    }
+
     /// Returns how many pieces of memory were made so that RDMA can reach them.
     pub(crate) fn for_rdma(&self) -> usize {
         self.memory.values().filter(|memory| memory.rdma).count()
@@ -140,12 +154,18 @@ pub extern "C" fn cuMemGetAllocationGranularity(
 pub extern "C" fn cuMemAddressReserve(
     at: Out<u64>,
     bytes: usize,
-    _alignment: usize,
+    alignment: usize,
     _wish: u64,
     _flags: c_ulonglong,
 ) -> Code {
     call("cuMemAddressReserve", |state| {
         let bytes = whole_granules(bytes)?;
+        if alignment > 0 && !alignment.is_power_of_two() {
+            return Err(code::INVALID_VALUE);
+        }
+        if bytes > ADDRESSES {
+            return Err(code::OUT_OF_MEMORY);
+        }
         let address = said(state.engine.reserve_aligned(bytes, GRANULE))?;
         state.pages.reserved.insert(address, bytes);
         at.put(address);
@@ -182,9 +202,12 @@ pub extern "C" fn cuMemCreate(
     call("cuMemCreate", |state| {
         state.unsafe_call()?;
         let properties = properties.get();
+        if (properties.allocation, properties.location) != (PINNED, ON_DEVICE) {
+            return Err(code::INVALID_VALUE);
+        }
         let (bytes, of) = (whole_granules(bytes)?, device(properties.device)?);
-        if properties.handles & !(FILE | FABRIC) != 0 {
-            return Err(code::NOT_SUPPORTED);
+        if properties.handles & !FILE != 0 {
+            return Err(code::NOT_SUPPORTED); // the attribute of fabric handles says so
         }
         if state.taken(of).saturating_add(bytes) > *CAPACITY {
             return Err(code::OUT_OF_MEMORY);
@@ -220,12 +243,15 @@ pub extern "C" fn cuMemRelease(handle: u64) -> Code {
 pub extern "C" fn cuMemMap(
     at: u64,
     bytes: usize,
-    _offset: usize,
+    offset: usize,
     handle: u64,
     _flags: c_ulonglong,
 ) -> Code {
     call("cuMemMap", |state| {
         state.unsafe_call()?;
+        if offset != 0 {
+            return Err(code::INVALID_VALUE);
+        }
         let bytes = whole_granules(bytes)?;
         let memory = state.pages.memory.get_mut(&handle).ok_or(code::INVALID_VALUE)?;
         if memory.held == 0 || memory.bytes != bytes {

@@ -13,6 +13,18 @@ impl<T> Out<T> {
         // SAFETY: the driver's interface asks for a valid pointer here, and cudarc passes one.
         unsafe { self.0.write(value) }
     }
+
+    /// Writes a result that the caller may do without: the pointer is null then.
+    pub(crate) fn put_if_wanted(self, value: T) {
+        if !self.0.is_null() {
+            self.put(value);
+        }
+    }
+
+    /// Returns whether the caller has passed no place for a result that the call must write.
+    pub(crate) fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
 }
 
 /// A value that a call reads, and in some calls writes.
@@ -62,6 +74,10 @@ unsafe impl Sync for Host {}
 impl Host {
     pub(crate) fn address(self) -> u64 {
         self.0.addr() as u64
+    }
+
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
     }
 
     pub(crate) fn at(address: u64) -> Self {

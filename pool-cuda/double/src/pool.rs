@@ -10,6 +10,8 @@ use crate::store::Store;
 use std::ffi::{c_int, c_uint};
 
 /// `CUmemPool_attribute`.
+const REUSE_FIRST: c_uint = 1;
+const REUSE_LAST: c_uint = 3;
 const THRESHOLD: c_uint = 4;
 const RESERVED: c_uint = 5;
 const USED: c_uint = 7;
@@ -59,8 +61,10 @@ pub extern "C" fn cuMemPoolSetAttribute(pool: usize, attribute: c_uint, value: I
     call("cuMemPoolSetAttribute", |state| {
         state.unsafe_call()?;
         let store = state.stores.get(pool)?;
-        if attribute == THRESHOLD {
-            store.threshold = value.get();
+        match attribute {
+            THRESHOLD => store.threshold = value.get(),
+            REUSE_FIRST..=REUSE_LAST => {}
+            _ => return Err(code::INVALID_VALUE),
         }
         Ok(())
     })
@@ -75,7 +79,7 @@ pub extern "C" fn cuMemPoolGetAttribute(pool: usize, attribute: c_uint, value: I
             THRESHOLD => store.threshold,
             RESERVED => store.reserved,
             USED => store.used,
-            _ => return Err(code::NOT_SUPPORTED),
+            _ => return Err(code::INVALID_VALUE),
         });
         Ok(())
     })
@@ -153,6 +157,9 @@ pub extern "C" fn cuMemFreeAsync(at: u64, stream: usize) -> Code {
         match (origin, captured) {
             (Origin::Graph, _) => state.engine.kernel(on.number, range),
             (Origin::Pool(pool), None) => {
+                if known.device != on.device && !state.stores.may_use(pool, on.device) {
+                    return Err(code::INVALID_VALUE);
+                }
                 state.memory.remove(&at);
                 state.free_to_store(pool, range, on.number)?;
             }

@@ -9,9 +9,10 @@ use crate::store::Stores;
 use parking_lot::{Mutex, MutexGuard};
 use pool_core::DeviceError;
 use pool_sim::engine::{Engine, Event};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::thread::{self, ThreadId};
 
@@ -30,7 +31,14 @@ const HANDLES: usize = 0x1000;
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
 
-thread_local!(pub(crate) static CURRENT: Cell<usize> = const { Cell::new(0) });
+thread_local! {
+    /// The current context; 0 if the thread has none.
+    pub(crate) static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// The contexts below the current one, the lowest first.
+    pub(crate) static BELOW: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// Whether the thread runs a host function of a stream, which may call nothing of the driver.
+    pub(crate) static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
 
 pub(crate) struct State {
     pub(crate) engine: Engine,
@@ -54,6 +62,10 @@ pub(crate) struct State {
     pub(crate) graphs: HashMap<usize, Arc<GraphMemory>>,
     /// Contexts whose memory others may reach: who, and whose.
     pub(crate) peers: HashSet<(usize, usize)>,
+    /// How often the program holds the context of each device. It lives until the last release.
+    pub(crate) retained: [usize; DEVICES],
+    /// Whether the context of each device was reset since it was last retained.
+    pub(crate) is_reset: [bool; DEVICES],
     /// Whether the calls of which the documentation leaves it open wait for the device:
     /// `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`, `cuMemUnmap` and `cuMemSetAccess`.
     pub(crate) calls_wait: bool,
@@ -96,15 +108,40 @@ pub(crate) fn state() -> MutexGuard<'static, State> {
     STATE.lock()
 }
 
-/// Calls that work in a context that is lost.
-const NEED_NO_CONTEXT: [&str; 5] =
-    ["cuInit", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuDeviceGet", "cuDeviceGetCount"];
+/// Calls that work in a context that is lost, or gone.
+const NEED_NO_CONTEXT: [&str; 18] = [
+    "cuInit",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceGetUuid_v2",
+    "cuDeviceGetPCIBusId",
+    "cuDeviceTotalMem_v2",
+    "cuDeviceGetAttribute",
+    "cuDeviceCanAccessPeer",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxGetState",
+    "cuDevicePrimaryCtxReset_v2",
+    "cuThreadExchangeStreamCaptureMode",
+];
+
+/// Whether the program has called `cuInit`, as a process does once.
+pub(crate) static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
 /// Runs one call of the driver: counted, refused where the script or a lost context says so.
 pub(crate) fn call(name: &'static str, work: impl FnOnce(&mut State) -> Result<(), Code>) -> Code {
+    if IN_HOST_FUNCTION.get() {
+        return code::NOT_PERMITTED; // the thread that runs the streams holds the machine
+    }
     let state = &mut *state();
     let alive = match current() {
-        Ok(device) if !NEED_NO_CONTEXT.contains(&name) => state.lost.check(device),
+        _ if name != "cuInit" && !INITIALIZED.load(Relaxed) => Err(code::NOT_INITIALIZED),
+        Ok(device) if !NEED_NO_CONTEXT.contains(&name) => state.is_alive(device),
         _ => Ok(()),
     };
     let done = match (state.script.gate(name), alive) {
@@ -157,6 +194,8 @@ impl State {
             hosts: crate::host::Hosts::default(),
             graphs: HashMap::new(),
             peers: HashSet::new(),
+            retained: [0; DEVICES],
+            is_reset: [false; DEVICES],
             calls_wait: std::env::var_os("CUDA_DOUBLE").is_none_or(|how| how != "at-once"),
         }
     }
@@ -166,6 +205,35 @@ impl State {
             self.handles += 1;
             self.handles
         })
+    }
+
+    /// Whether a context takes calls.
+    fn is_alive(&self, device: usize) -> Result<(), Code> {
+        self.lost.check(device)?;
+        if self.is_active(device) { Ok(()) } else { Err(code::CONTEXT_IS_DESTROYED) }
+    }
+
+    /// Whether the context of a device exists: a holder has not released it, and none has reset it.
+    pub(crate) fn is_active(&self, device: usize) -> bool {
+        self.retained[device] > 0 && !self.is_reset[device]
+    }
+
+    /// A context goes with its last release, and its memory, streams and events with it.
+    pub(crate) fn destroy_context(&mut self, device: usize) {
+        self.engine.synchronize_all();
+        let gone: Vec<u64> = self
+            .memory
+            .iter()
+            .filter(|(_, owned)| owned.device == device && owned.origin == Origin::Device)
+            .map(|(at, _)| *at)
+            .collect();
+        for at in gone {
+            self.memory.remove(&at);
+            let _ = self.engine.free(at);
+        }
+        self.streams.retain(|_, stream| stream.device != device);
+        self.events.retain(|_, event| event.device != device);
+        self.peers.retain(|(who, whose)| *who != device && *whose != device);
     }
 
     /// Lets a handle serve again, for anything.

@@ -10,9 +10,12 @@ mod captures;
 #[path = "../gpu/checks.rs"]
 mod checks;
 mod ends;
+mod graph_pool;
+mod handles;
 mod harness;
 mod host;
 mod interop;
+mod outside;
 mod refusals;
 mod rules;
 mod schedules;

@@ -8,9 +8,19 @@ pub(crate) fn stand_in() {
     std::mem::forget(library);
 }
 
+/// How all of it is built under a sanitizer, which wants the standard library with it.
+fn sanitized() -> &'static [&'static str] {
+    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    match flags.contains("-Zsanitizer") {
+        true => &["-Zbuild-std", "--target", "x86_64-unknown-linux-gnu"],
+        false => &[],
+    }
+}
+
 fn built() -> String {
     let output = std::process::Command::new(env!("CARGO"))
         .args(["build", "--locked", "--package", "cuda-double", "--message-format=json"])
+        .args(sanitized())
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

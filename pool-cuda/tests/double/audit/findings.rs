@@ -11,6 +11,7 @@ use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, CudaPools,
     CudaVmmAllocator, PinnedBytes, PoolStream, copy_to_peer, use_on_peer,
 };
+use std::sync::mpsc;
 use std::thread;
 
 /// More bytes than the device has are no reason to empty the caches.
@@ -110,13 +111,21 @@ fn a_miss_waits_for_no_default_stream_of_another_thread() {
     let builder = BucketPool::builder(CudaAllocator::on(device.clone()));
     let pool = builder.policy(BucketPolicy::Exact).build();
     let host = BucketPool::new(CudaPinnedAllocator::on(device.clone()));
-    let on_its_own = || {
-        device.context().bind_to_thread().unwrap();
-        let own = device.stream(&device.context().per_thread_stream()).unwrap();
-        kernel(&pool.allocate_on(&own, 600 * MIB).unwrap(), &own);
-        drop(host.allocate_on(&own, MIB).unwrap().on(&own).unwrap());
+    let (has_used, used) = mpsc::channel();
+    let (end, ends) = mpsc::channel::<()>();
+    let on_its_own = {
+        let (device, pool, host) = (device.clone(), pool.clone(), host.clone());
+        move || {
+            device.context().bind_to_thread().unwrap();
+            let own = device.stream(&device.context().per_thread_stream()).unwrap();
+            kernel(&pool.allocate_on(&own, 600 * MIB).unwrap(), &own);
+            drop(host.allocate_on(&own, MIB).unwrap().on(&own).unwrap());
+            has_used.send(()).unwrap();
+            ends.recv().unwrap_err(); // its stream would end with it
+        }
     };
-    thread::scope(|scope| scope.spawn(on_its_own).join().unwrap());
+    let thread = thread::spawn(on_its_own);
+    used.recv().unwrap();
     let s = stream(&device); // the first stream lets cudarc wait for the context
     let before = count("cuCtxSynchronize");
     let _buffers = (pool.allocate_on(&s, 400 * MIB).unwrap(), host.allocate_on(&s, MIB).unwrap());
@@ -125,6 +134,8 @@ fn a_miss_waits_for_no_default_stream_of_another_thread() {
     kernel(&large, &s);
     let waits = count("cuCtxSynchronize") - before;
     assert_eq!((waits, hazards()), (1, 0), "there is no other way");
+    drop(end);
+    thread.join().unwrap();
 }
 
 #[test]

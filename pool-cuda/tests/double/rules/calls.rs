@@ -168,6 +168,7 @@ pub(super) fn mapped() -> (u64, u64) {
     let (mut at, mut handle) = (0, 0);
     // SAFETY: all zeroes are valid for this structure of C.
     let mut properties: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
     // SAFETY: as above.
     let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };

@@ -93,9 +93,12 @@ fn e7_a_capture_ends_on_its_own_thread() {
     let on = stream();
     begin(on, OF_THREAD);
     let handle = on.addr();
-    let elsewhere = thread::spawn(move || {
-        context.bind_to_thread().unwrap();
-        end(ptr::without_provenance_mut(handle)).0
+    let elsewhere = thread::spawn({
+        let context = context.clone();
+        move || {
+            context.bind_to_thread().unwrap();
+            end(ptr::without_provenance_mut(handle)).0
+        }
     });
     assert_eq!(elsewhere.join().unwrap(), 908);
     assert_eq!(end(on).0, 0, "it goes on");
