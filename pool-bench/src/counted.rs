@@ -145,6 +145,11 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
     fn release_kept(&self) -> Result<(), DeviceError> {
         self.inner.release_kept()
     }
+
+    fn give_all_back(&self) -> Result<(), DeviceError> {
+        self.inner.give_all_back()
+    }
+
     fn view<'b>(
         &'b self,
         block: &'b Self::Block,

@@ -12,9 +12,12 @@ use bucketpool::{
     ZeroPolicy,
     wgpu::{Usage, WgpuAllocator, wgpu},
 };
+use bucketpool_c::calls::{bp_alloc, bp_free_here, bp_pool_drop, bp_pool_new};
+use bucketpool_c::status::Status;
 use pool_trace::Kind;
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
+use std::ptr;
 
 const KIB: u64 = 1 << 10;
 /// Sizes that take turns where there are many.
@@ -42,7 +45,7 @@ const WGPU: [Path; 3] = [
     ("wgpu, pow2, 4 KiB, in a frame", in_a_frame),
 ];
 
-const PATHS: [Path; 21] = [
+const PATHS: [Path; 22] = [
     ("host, pow2, 4 KiB", |pairs| one(host(BucketPolicy::PowerOfTwo), 4 * KIB, pairs)),
     ("host, exact, 4 KiB", |pairs| one(host(BucketPolicy::Exact), 4 * KIB, pairs)),
     ("host, fit:2, 4 KiB", |pairs| one(host(BucketPolicy::Fit { alpha: 2.0 }), 4 * KIB, pairs)),
@@ -56,6 +59,7 @@ const PATHS: [Path; 21] = [
     }),
     ("host, pow2, 4 KiB, as AnyPool", any),
     ("host, pow2, 4 KiB, as an array", array),
+    ("host, pow2, 4 KiB, through C", through_c),
     ("host, pow2, sum of two arrays", sums),
     ("sim, pow2, 4 KiB", |pairs| one(BucketPool::builder(SimDevice::new()), 4 * KIB, pairs)),
     ("sim, pow2, two streams in turns", two_streams),
@@ -219,6 +223,31 @@ fn used(pairs: u64) -> Option<()> {
 
 /// A buffer that two streams use in turns: an event and a wait for each, of the simulated device, which
 /// runs its queue now and then.
+#[expect(unsafe_code, reason = "the functions of C take pointers")]
+fn through_c(pairs: u64) -> Option<()> {
+    let (mut pool, none) = (ptr::null(), ptr::null_mut());
+    // SAFETY: texts that end with a zero byte, and a place for the pool.
+    let said =
+        unsafe { bp_pool_new(c"policy = 'pow2'".as_ptr(), c"host".as_ptr(), 0, &raw mut pool) };
+    if said != Status::BpOk {
+        return None;
+    }
+    let mut done = Some(());
+    for _ in 0..=pairs {
+        let mut at = none;
+        // SAFETY: the pool is alive, and `at` is a local variable.
+        let lent = unsafe { bp_alloc(pool, black_box(4 * KIB as usize), 0, none, &raw mut at) };
+        // SAFETY: as above; the block is the pool's.
+        let freed = unsafe { bp_free_here(pool, black_box(at)) };
+        if lent != Status::BpOk || freed != Status::BpOk {
+            done = None;
+        }
+    }
+    // SAFETY: this is its only owner.
+    let _ = unsafe { bp_pool_drop(pool) };
+    done
+}
+
 fn handed_over(pairs: u64) -> Option<()> {
     let device = SimDevice::new();
     let pool = BucketPool::new(device.clone());

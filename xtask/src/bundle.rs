@@ -171,7 +171,7 @@ fn make(root: &Path, on_double: bool) -> io::Result<PathBuf> {
 }
 
 /// Runs cargo. Returns the programs that it built.
-fn built(root: &Path, arguments: &[&str]) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn built(root: &Path, arguments: &[&str]) -> io::Result<Vec<PathBuf>> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(arguments).args(["--release", "--locked", "--message-format=json"]);
     let output = cargo.current_dir(root).stderr(std::process::Stdio::inherit()).output()?;

@@ -14,11 +14,12 @@ const OTHER_DOCUMENTED: &str = "test --locked --package pool-sim --package pool-
                                 pool-array --package pool-host --package pool-trace --package \
                                 pool-cuda --package pool-wgpu --all-features --doc";
 /// The tests that `cargo xtask test` leaves out.
-const OTHER_TESTS: [&str; 4] = [
+const OTHER_TESTS: [&str; 5] = [
     "test --locked --package pool-wgpu --package pool-python --all-features --all-targets \
      --no-fail-fast",
     "test --locked --package pool-bench --all-features --all-targets --no-fail-fast",
     "test --locked --package pool-preload --no-fail-fast",
+    "test --locked --package pool-c --no-fail-fast",
     "test --locked --package pool-core --test mistakes",
 ];
 
@@ -50,7 +51,7 @@ const CLIENTS: &str = "examples/clients";
 const EGUI: &str = "examples/egui";
 
 /// What runs with `--deep` alone: what builds nearly everything anew, or has no end of its own.
-const DEEP_ONLY: &str = "the Rust clients, the packages, AddressSanitizer, the GPU bundle on the \
+const DEEP_ONLY: &str = "the Rust clients, PyTorch on the double, the packages, AddressSanitizer, the GPU bundle on the \
                          double, the search for new fuzz inputs, and mutants";
 
 /// Runs the steps of `cargo xtask test` and then all others, also after one that failed. With
@@ -171,6 +172,11 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
         several("Rust clients", deeply(clients.to_vec()), Tool::Clients),
         several("programs, preloaded", if_here(has_python(), &bench("programs")), Tool::Plain),
         several("Python package", if_here(has_python(), &bench("wheel")), Tool::Plain),
+        several(
+            "PyTorch on the double",
+            deeply(if_here(has_python(), &bench("torch"))),
+            Tool::Plain,
+        ),
         several("saved fuzz inputs", vec![words(FUZZ_INPUTS)], Tool::Fuzz),
         several("fuzzing", deeply(fuzzing()), Tool::Nightly),
         several("public items", if_here(api::is_here(), &bench("api")), Tool::Plain),

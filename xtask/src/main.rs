@@ -31,6 +31,7 @@ mod sources;
 mod step;
 mod test;
 mod tidy;
+mod torch;
 mod web;
 mod wheel;
 
@@ -51,6 +52,7 @@ cargo xtask run PROGRAM [ARGUMENT..]   run any program with libbucketpool.so as 
 cargo xtask install FOLDER             copy libbucketpool.so and bucketpool-run there
 cargo xtask programs [--deep] [--only NAME]  with our malloc and with the C library's
 cargo xtask wheel                      build and install the Python package, and run its tests
+cargo xtask torch [TEST-NAME..]        PyTorch's CUDA build on a double of the driver, no GPU
 cargo xtask test                       format, tests, examples, doc tests: a few minutes
 cargo xtask ci [--rest] [--deep] [--only STEP]  test, and then everything else that CI runs
 cargo xtask api [--write]              the public items beside their listings in docs/api
@@ -99,6 +101,7 @@ fn main() -> ExitCode {
         Some("gpu-bundle") => bundle::run(&root, &args[1..]),
         Some("web") => web::run(&root),
         Some("wheel") => wheel::run(&root),
+        Some("torch") => torch::run(&root, &args[1..]),
         Some("size") => size::run(&root, &args[1..]),
         Some("tidy") => tidy::run(&root, &args[1..]),
         None | Some("help" | "--help" | "-h") => {
@@ -107,7 +110,7 @@ fn main() -> ExitCode {
         }
         Some(other) => {
             let tasks = "bench, replay, advise, report, convert, record, compare, soak, run, \
-                         install, programs, wheel, test, ci, api, mutants, gpu-bundle, web, size, tidy";
+                         install, programs, wheel, torch, test, ci, api, mutants, gpu-bundle, web, size, tidy";
             eprintln!("error: task `{other}`; expected one of {tasks}");
             ExitCode::from(BAD_INPUT)
         }

@@ -64,6 +64,7 @@ pub(crate) fn threads(deep: bool) -> Vec<String> {
         true => vec![
             test("--package pool-core"),
             test("--package pool-host -- --skip the_environment_configures_the_tcache"),
+            test("--package pool-c --test threads"),
         ],
     }
 }
@@ -78,6 +79,7 @@ pub(crate) fn addresses() -> Vec<String> {
         test("--package pool-host --lib -- tcache --skip of_a_parked_thread"),
         test("--package pool-core --lib --tests"),
         test("--package pool-trace"),
+        test("--package pool-c --test threads"),
     ]
 }
 

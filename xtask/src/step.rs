@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 /// stack, in frames that sanitizers make larger.
 const SANITIZED_STACK: &str = "16777216";
 
+/// The double of libcuda, which a test loads, finds the functions of the sanitizer in the test.
+const EXPORTED: &str = "-Clink-arg=-rdynamic";
+
 /// A step: a name, and the cargo commands that must all pass.
 pub(crate) struct Step {
     pub(crate) name: &'static str,
@@ -148,7 +151,7 @@ impl Tool {
             }
             Self::ThreadSanitizer => {
                 let mut cargo = outside::nightly();
-                cargo.env("RUSTFLAGS", "-Zsanitizer=thread");
+                cargo.env("RUSTFLAGS", format!("-Zsanitizer=thread {EXPORTED}"));
                 // A `Tcache` passes all on under a sanitizer, unless it is told to serve.
                 cargo.env("BUCKETPOOL_HOST", "on");
                 cargo.env("RUST_MIN_STACK", SANITIZED_STACK);
@@ -158,7 +161,7 @@ impl Tool {
             }
             Self::AddressSanitizer => {
                 let mut cargo = outside::nightly();
-                cargo.env("RUSTFLAGS", "-Zsanitizer=address");
+                cargo.env("RUSTFLAGS", format!("-Zsanitizer=address {EXPORTED}"));
                 cargo.env("RUST_MIN_STACK", SANITIZED_STACK);
                 cargo.env("ASAN_OPTIONS", outside::ASAN_OPTIONS);
                 cargo.env("INSTA_WORKSPACE_ROOT", root);

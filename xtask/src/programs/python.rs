@@ -66,12 +66,17 @@ pub(crate) struct Python(PathBuf);
 impl Python {
     /// Makes the environment, unless it is there. Says why that failed.
     pub(crate) fn prepare(root: &Path) -> Result<Self, String> {
-        let environment = root.join("target/programs/python");
+        let python = Self::in_environment(&root.join("target/programs/python"))?;
+        python.packages(&PACKAGES)?;
+        Ok(python)
+    }
+
+    /// Makes an environment without packages, unless it is there.
+    pub(crate) fn in_environment(environment: &Path) -> Result<Self, String> {
         let python = Self(environment.join("bin/python"));
         if !python.0.is_file() {
-            run(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
+            run(Command::new("python3").args(["-m", "venv"]).arg(environment))?;
         }
-        python.packages(&PACKAGES)?;
         Ok(python)
     }
 
