@@ -342,14 +342,16 @@ impl<A: DeviceAllocator> Store<A> {
     /// Returns the stream that requests a block, with the rules for the blocks that it may take.
     #[inline]
     pub(crate) fn requester<'r>(&'r self, request: &PoolRequest<'r, A>) -> Requester<'r, A::Clock> {
-        self.requester_on(request.on)
+        let is_untold = request.private.is_some_and(|id| self.privates.is_untold(id));
+        Requester { is_untold, ..self.requester_on(request.on) }
     }
 
     /// As [`Store::requester`], for work on a stream.
     #[inline]
-    fn requester_on<'r>(&'r self, on: &'r StreamOf<A>) -> Requester<'r, A::Clock> {
+    pub(crate) fn requester_on<'r>(&'r self, on: &'r StreamOf<A>) -> Requester<'r, A::Clock> {
         let (clock, steal) = (self.allocator.clock(), self.settings.steal);
-        Requester { clock, on, steal, cpu_touches: A::MEMORY.cpu_touches, host_waits: false }
+        let cpu_touches = A::MEMORY.cpu_touches;
+        Requester { clock, on, steal, cpu_touches, is_untold: false, host_waits: false }
     }
 
     /// Returns the bytes that each request needs in addition to those of the buffer.

@@ -45,9 +45,22 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     /// Makes a private pool in `pool` for one graph.
     #[must_use]
     pub fn new(pool: &BucketPool<A>) -> Self {
+        Self::open(pool, false)
+    }
+
+    /// As [`PrivatePool::new`], for graphs of which nobody tells the launches, so that nothing can be
+    /// ordered in front of them: it takes no memory that earlier work may still use, and
+    /// [`PrivatePool::end`] notes no marks. The graphs run one after the other, and its owner drops it
+    /// behind all of their work. An example is `GraphPool` in `pool-cuda`.
+    #[must_use]
+    pub fn without_launches(pool: &BucketPool<A>) -> Self {
+        Self::open(pool, true)
+    }
+
+    fn open(pool: &BucketPool<A>, is_untold: bool) -> Self {
         let store = pool.store();
         // A thread that does not exist in a forked process may hold the lock.
-        let id = if store.is_unusable() { PrivateId::MAX } else { store.privates.open() };
+        let id = if store.is_unusable() { PrivateId::MAX } else { store.privates.open(is_untold) };
         Self { pool: pool.clone(), id }
     }
 

@@ -116,6 +116,7 @@ fn requester(on: &u64) -> Requester<'_, Apart> {
         on,
         steal: StealPolicy::Never,
         cpu_touches: false,
+        is_untold: false,
         host_waits: false,
     }
 }
@@ -470,6 +471,7 @@ fn streams_of_one_number_are_not_ordered_after_each_other() {
         on,
         steal: StealPolicy::Never,
         cpu_touches: false,
+        is_untold: false,
         host_waits: false,
     };
     let first = ranges.lend(&request(512, 0), &requester(&5)).unwrap();
@@ -493,6 +495,7 @@ fn a_free_segment_behind_unsubmitted_work_stays_in_parts() {
         on: &5,
         steal: StealPolicy::Never,
         cpu_touches: false,
+        is_untold: false,
         host_waits: false,
     };
     let ids = [(); 2].map(|()| ranges.lend(&request(512, 0), &requester).unwrap());
@@ -512,6 +515,7 @@ fn neighbours_beyond_the_first_portion_are_not_forgotten() {
         on: &5,
         steal: StealPolicy::Never,
         cpu_touches: false,
+        is_untold: false,
         host_waits: false,
     };
     let mut ids: Vec<u32> =

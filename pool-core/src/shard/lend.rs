@@ -50,7 +50,7 @@ impl<A: DeviceAllocator> Heap<A> {
         let own_or_ready = |record: &mut Record<A>| {
             let is_own =
                 |record: &mut Record<A>| record.marks.get_mut().are_all_on(requester.clock, now);
-            (!requester.cpu_touches && is_own(record)) || ready(record)
+            (!requester.needs_done() && is_own(record)) || ready(record)
         };
         let mut found = self.blocks.pop(key, bytes, own_or_ready);
         if found.is_none() && *sizes.end() > bytes {

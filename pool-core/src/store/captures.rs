@@ -28,7 +28,8 @@ pub(super) fn find<A: DeviceAllocator>(
     request: &PoolRequest<'_, A>,
     id: PrivateId,
 ) -> Option<Grant<A>> {
-    let requester = store.requester(request);
+    // The graphs of a private pool run one after the other: its memory is behind what they do.
+    let requester = store.requester_on(request.on);
     // What the CPU touches, it may touch only when no launch uses it.
     let is_done = |mark: &MarkOf<A>| requester.clock.is_done(*mark) == Ok(true);
     if requester.cpu_touches && !store.privates.behind(id).iter().all(is_done) {
@@ -109,6 +110,8 @@ struct Private<A: DeviceAllocator> {
     /// each stream, the latest.
     behind: Vec<MarkOf<A>>,
     launching: Arc<Launching>,
+    /// Whether nobody tells of launches: nothing can be ordered in front of them.
+    is_untold: bool,
     /// True once the owner was dropped. Blocks that are freed then may serve all requests once the
     /// launches are done.
     closed: bool,
@@ -121,14 +124,20 @@ impl<A: DeviceAllocator> Privates<A> {
         Self { bound: AtomicBool::new(false), inner: Mutex::new(inner) }
     }
 
-    /// Opens a pool and returns its number.
-    pub(crate) fn open(&self) -> PrivateId {
+    /// Opens a pool and returns its number. `is_untold`: whether nobody tells of launches.
+    pub(crate) fn open(&self, is_untold: bool) -> PrivateId {
         let inner = &mut *self.inner.lock();
         let id = inner.next;
         inner.next = id.saturating_add(1); // no program opens 2^32 pools
         let (cached, behind, launching) = (Vec::new(), Vec::new(), Arc::default());
-        inner.pools.insert(id, Private { cached, out: 0, behind, launching, closed: false });
+        let new = Private { cached, out: 0, behind, launching, is_untold, closed: false };
+        inner.pools.insert(id, new);
         id
+    }
+
+    /// Whether nobody tells of the launches of a pool's graphs.
+    pub(crate) fn is_untold(&self, id: PrivateId) -> bool {
+        self.inner.lock().pools.get(&id).is_some_and(|pool| pool.is_untold)
     }
 
     /// Binds a stream to a pool; returns false if it is bound already.
@@ -266,7 +275,8 @@ impl<A: DeviceAllocator> Privates<A> {
     /// the marks of a capture come in the order in which its work used the buffers.
     pub(crate) fn put_behind(&self, id: PrivateId, clock: &A::Clock, mark: MarkOf<A>) {
         let inner = &mut *self.inner.lock();
-        let Some(pool) = inner.pools.get_mut(&id) else { return };
+        let pool = inner.pools.get_mut(&id).filter(|pool| !pool.is_untold);
+        let Some(pool) = pool else { return };
         pool.behind.retain(|known| !clock.is_obsolete(*known));
         match pool.behind.iter_mut().find(|known| clock.same_stream(**known, mark)) {
             Some(known) => *known = clock.later(*known, mark),

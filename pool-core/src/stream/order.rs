@@ -54,6 +54,9 @@ pub(crate) struct Requester<'r, C: StreamClock> {
     /// True if the CPU can access the memory. Then a query must have seen all marks of a block
     /// done, also those on the request's own stream.
     pub(crate) cpu_touches: bool,
+    /// True if nothing can be ordered in front of the request's work: that of a graph of which nobody
+    /// tells a launch. Then all marks must be seen done, as where the CPU touches the memory.
+    pub(crate) is_untold: bool,
     /// True if the host may wait, because nothing else is left: for a stream that only another thread
     /// can record an event on.
     pub(crate) host_waits: bool,
@@ -71,7 +74,7 @@ impl<C: StreamClock> Requester<'_, C> {
     /// Returns whether memory behind `mark` may be taken as it is. Makes no device call.
     #[inline]
     pub(crate) fn is_ready(&self, mark: C::Mark) -> bool {
-        match self.cpu_touches {
+        match self.needs_done() {
             true => self.clock.is_seen_done(mark),
             false => self.clock.is_ordered(self.on, mark),
         }
@@ -94,9 +97,15 @@ impl<C: StreamClock> Requester<'_, C> {
         after.iter().all(|mark| self.is_ready(*mark))
     }
 
+    /// Returns whether work on the request's own stream must be done, too, and not only before it.
+    #[inline]
+    pub(crate) fn needs_done(&self) -> bool {
+        self.cpu_touches || self.is_untold
+    }
+
     /// Returns whether the taker may query or wait for `mark`. Makes no device call.
     pub(crate) fn may_query(&self, mark: C::Mark) -> bool {
-        let may = self.cpu_touches || self.steal.allows(self.clock, self.on, mark);
+        let may = self.needs_done() || self.steal.allows(self.clock, self.on, mark);
         may && (self.host_waits || self.clock.can_order(mark))
     }
 
@@ -121,7 +130,7 @@ impl<C: StreamClock> Requester<'_, C> {
     /// Whether no wait on the device makes memory ready: the CPU touches it, or the work of the request
     /// is captured.
     pub(crate) fn must_be_done(&self) -> bool {
-        self.cpu_touches || !self.clock.takes_work(self.on)
+        self.needs_done() || !self.clock.takes_work(self.on)
     }
 }
 

@@ -243,3 +243,43 @@ fn two_memories_do_not_share_a_stream() {
     // SAFETY: the graph was just made.
     unsafe { result::graph::destroy(nothing.unwrap()) }.unwrap();
 }
+
+#[test]
+fn the_second_graph_of_a_memory_takes_a_side_stream_in_too() {
+    for arena in [false, true] {
+        let _one = double();
+        let pool = pool(arena);
+        let device = pool.allocator().device().clone();
+        let (s, side) = (stream(&device), stream(&device));
+        let memory = GraphPool::new(&pool);
+        let graphs = [(); 3].map(|()| {
+            captured(&memory, &s, || {
+                kernel(&pool.allocate_on(&s, KIB).unwrap(), &s);
+                side.raw().join(s.raw()).unwrap(); // the other library's edge
+                assert!(take_in(&memory, &side));
+                kernel(&pool.allocate_on(&side, KIB).unwrap(), &side);
+                s.raw().join(side.raw()).unwrap();
+            })
+        });
+        let theirs = stream(&device);
+        graphs.iter().for_each(|graph| graph.launch_on(theirs.raw().cu_stream()));
+        assert_eq!(hazards(), 0, "arena: {arena}");
+    }
+}
+
+#[test]
+fn a_graph_takes_no_memory_that_work_before_its_capture_still_uses() {
+    for (arena, on_its_own) in [(false, false), (false, true), (true, false), (true, true)] {
+        let _one = double();
+        let pool = pool(arena);
+        let device = pool.allocator().device().clone();
+        let (s, t) = (stream(&device), stream(&device));
+        let before = if on_its_own { &s } else { &t };
+        kernel(&pool.allocate_on(before, MIB).unwrap(), before); // it has not run
+        let memory = GraphPool::new(&pool);
+        let graph = captured(&memory, &s, || kernel(&pool.allocate_on(&s, MIB).unwrap(), &s));
+        graph.launch(); // on a stream that nobody orders
+        run();
+        assert_eq!(hazards(), 0, "arena: {arena}, on its own stream: {on_its_own}");
+    }
+}
