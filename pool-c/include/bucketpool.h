@@ -134,8 +134,8 @@ typedef struct bp_element {
   uint16_t lanes;
 } bp_element;
 
-// Throws a refusal, with its text.
-typedef void (*bp_throw)(const char*);
+// Throws a refusal: its text, and whether memory is what is missing.
+typedef void (*bp_throw)(const char*, int);
 
 #ifdef __cplusplus
 extern "C" {
@@ -174,6 +174,13 @@ enum bp_status bp_pool_new(const char *settings,
 enum bp_status bp_pool_of_device(const char *memory,
                                  int device,
                                  const struct bp_pool **pool);
+
+// As `bp_pool_of_device`, for a pool that has been made: `BP_UNKNOWN` if none has, and none is made.
+//
+// # Safety
+//
+// As for `bp_pool_new`.
+enum bp_status bp_pool_if_made(const char *memory, int device, const struct bp_pool **pool);
 
 // Says with which settings and memory the pools of `bp_pool_of_device` are made. Call it before the first of them.
 //
@@ -223,8 +230,8 @@ enum bp_status bp_alloc_sync(const struct bp_pool *pool,
 
 // Frees a block: it serves `stream` next, behind what that was given so far, and behind the streams that were recorded
 // for it. The caller has ordered `stream` behind the allocation and all other uses. Never waits. A null address is
-// none. Where the device is lost, or the stream another device's, the status says so, and the block is gone all the
-// same.
+// none. Where the device is lost, or the stream refused, the status says so, and the block is gone all the same, behind
+// all work of the device. For a stream of another device the host waits, and beside its capture a later call.
 //
 // # Safety
 //
@@ -248,6 +255,7 @@ enum bp_status bp_free_here(const struct bp_pool *pool, void *at);
 enum bp_status bp_hold(const struct bp_pool *pool, void *at);
 
 // Records that `stream`, which the caller has ordered behind the block's earlier uses, uses the block until its free.
+// For a stream of another device the free waits on the host.
 //
 // # Safety
 //
@@ -286,7 +294,8 @@ enum bp_status bp_stream_end(const struct bp_pool *pool,
 // Says that a capture of another library is about to begin, whose graph keeps its memory by the id of two numbers.
 // Requests on its streams come from that memory until `bp_private_end`. `filter`: returns for a stream whether it is
 // in this capture, or null for each stream that the driver says is captured; it is called with `context` from threads
-// that allocate, until `done` is called with it once.
+// that allocate, until `done` is called with it once, and throws nothing. One capture at a time may be without a filter:
+// a second one is refused with `BP_NOT_SUBMITTED`.
 //
 // # Safety
 //
@@ -349,12 +358,15 @@ enum bp_status bp_make_room(const struct bp_pool *pool, uint64_t bytes, uint64_t
 // As for `bp_trim`.
 enum bp_status bp_set_limit(const struct bp_pool *pool, uint64_t bytes, uint64_t *given);
 
-// Sets the limit to a share of the bytes of the device, above 0 and at most 1.
+// Sets the limit to a share of the bytes of the device, from 0 to 1, but not above the limit of the settings or of
+// `bp_set_limit`.
 //
 // # Safety
 //
 // As for `bp_trim`.
-enum bp_status bp_set_fraction(const struct bp_pool *pool, double share, uint64_t *given);
+enum bp_status bp_set_fraction(const struct bp_pool *pool,
+                               double share,
+                               uint64_t *given);
 
 // Tells the figures of a pool. `figures->size` is set by the caller.
 //
@@ -427,20 +439,21 @@ enum bp_status bp_on_oom(const struct bp_pool *pool,
                          void *context);
 
 // Allocates for the legacy default stream, behind which CuPy's blocking streams run. Null where there is no memory.
+// `pool`: the allocator's `param`; null for the one pool of the device.
 //
 // # Safety
 //
 // `pool` is null or alive.
 void *bp_cupy_malloc(const struct bp_pool *pool,
                      size_t bytes,
-                     int _device);
+                     int device);
 
-// Frees what `bp_cupy_malloc` gave.
+// Frees what `bp_cupy_malloc` gave for the same pool and device.
 //
 // # Safety
 //
 // `pool` is null or alive.
-void bp_cupy_free(const struct bp_pool *pool, void *at, int _device);
+void bp_cupy_free(const struct bp_pool *pool, void *at, int device);
 
 // Makes a tensor of a block, which lives until the deleter of the tensor was called, on any thread: a
 // `DLManagedTensorVersioned` where `versioned` is not 0, else a `DLManagedTensor`. The consumer's stream is not
@@ -517,10 +530,12 @@ void bp_torch_begin(int device, uint64_t a, uint64_t b, bp_filter filter, void *
 // As for `bp_private_begin`.
 void bp_torch_begin_any(int device, uint64_t a, uint64_t b, const void *_filter);
 
-// Ends a capture, as `bp_private_end` does.
-void bp_torch_end(int device, uint64_t a, uint64_t b);
+// Ends a capture, as `bp_private_end` does. What is refused now, a later call of the pool does: PyTorch calls once.
+void bp_torch_end(int device,
+                  uint64_t a,
+                  uint64_t b);
 
-// Says that a graph is gone, as `bp_private_release` does.
+// Says that a graph is gone, as `bp_private_release` does; later, where that is refused now.
 void bp_torch_release(int device, uint64_t a, uint64_t b);
 
 #ifdef __cplusplus

@@ -98,6 +98,30 @@ pub unsafe extern "C" fn bp_pool_of_device(
     })
 }
 
+/// As `bp_pool_of_device`, for a pool that has been made: `BP_UNKNOWN` if none has, and none is made.
+///
+/// # Safety
+///
+/// As for `bp_pool_new`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bp_pool_if_made(
+    memory: *const c_char,
+    device: c_int,
+    pool: *mut *const Handle,
+) -> Status {
+    told(|| {
+        // SAFETY: as the caller promises.
+        let memory = unsafe { text(memory) }?;
+        let kind = if memory.is_empty() { None } else { Some(Kind::read(memory)?) };
+        let none =
+            || Failure::new(Status::BpUnknown, format!("no pool of device {device} was made"));
+        let shared = handle::if_made(kind, device)?.ok_or_else(none)?;
+        shared.add_owner(); // its drop leaves it alive
+        // SAFETY: as the caller promises.
+        unsafe { give(ptr::from_ref(shared), pool) }
+    })
+}
+
 /// Says with which settings and memory the pools of `bp_pool_of_device` are made. Call it before the first of them.
 ///
 /// # Safety
@@ -172,7 +196,7 @@ pub unsafe extern "C-unwind" fn bp_alloc(
         unsafe { give(ptr::with_exposed_provenance_mut(new), at) }
     });
     if said == Status::BpOutOfMemory {
-        // SAFETY: as the caller promises. No frame of this library has anything to drop while the program throws.
+        // SAFETY: as the caller promises.
         unsafe { tell_oom(pool) };
     }
     said
@@ -188,9 +212,10 @@ pub(crate) unsafe fn tell_oom(pool: *const Handle) {
     // SAFETY: as the caller promises.
     let hook = (unsafe { pool.as_ref() }).map(|pool| *pool.hooks().oom.lock());
     if let Some(Hook { call: Some(call), context }) = hook {
-        let text = status::last_error(0).text;
-        // SAFETY: who set the hook promises that it may be called with its context; the text is the thread's.
-        unsafe { call(context, text) }
+        // The hook may make calls that are refused, and the text is its own until it returns or throws.
+        let kept = status::Kept::take();
+        // SAFETY: who set the hook promises that it may be called with its context; the text lives in `kept`.
+        unsafe { call(context, kept.text()) }
     }
 }
 
@@ -228,8 +253,8 @@ pub unsafe extern "C-unwind" fn bp_alloc_sync(
 
 /// Frees a block: it serves `stream` next, behind what that was given so far, and behind the streams that were recorded
 /// for it. The caller has ordered `stream` behind the allocation and all other uses. Never waits. A null address is
-/// none. Where the device is lost, or the stream another device's, the status says so, and the block is gone all the
-/// same.
+/// none. Where the device is lost, or the stream refused, the status says so, and the block is gone all the same, behind
+/// all work of the device. For a stream of another device the host waits, and beside its capture a later call.
 ///
 /// # Safety
 ///
@@ -273,6 +298,7 @@ pub unsafe extern "C" fn bp_hold(pool: *const Handle, at: *mut c_void) -> Status
 }
 
 /// Records that `stream`, which the caller has ordered behind the block's earlier uses, uses the block until its free.
+/// For a stream of another device the free waits on the host.
 ///
 /// # Safety
 ///
@@ -338,7 +364,8 @@ pub unsafe extern "C" fn bp_stream_end(pool: *const Handle, stream: Stream) -> S
 /// Says that a capture of another library is about to begin, whose graph keeps its memory by the id of two numbers.
 /// Requests on its streams come from that memory until `bp_private_end`. `filter`: returns for a stream whether it is
 /// in this capture, or null for each stream that the driver says is captured; it is called with `context` from threads
-/// that allocate, until `done` is called with it once.
+/// that allocate, until `done` is called with it once, and throws nothing. One capture at a time may be without a filter:
+/// a second one is refused with `BP_NOT_SUBMITTED`.
 ///
 /// # Safety
 ///
@@ -368,7 +395,7 @@ pub unsafe extern "C" fn bp_private_begin(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bp_private_end(pool: *const Handle, a: u64, b: u64) -> Status {
     // SAFETY: as the caller promises.
-    told(|| unsafe { known(pool) }?.end((a, b)))
+    told(|| unsafe { known(pool) }?.end((a, b), false))
 }
 
 /// Says that one graph of an id is gone. With the last one the memory goes to the pool, behind all work of the device:
@@ -380,7 +407,7 @@ pub unsafe extern "C" fn bp_private_end(pool: *const Handle, a: u64, b: u64) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bp_private_release(pool: *const Handle, a: u64, b: u64) -> Status {
     // SAFETY: as the caller promises.
-    told(|| unsafe { known(pool) }?.release((a, b)))
+    told(|| unsafe { known(pool) }?.release((a, b), false))
 }
 
 /// Gives at least `bytes` bytes of cached memory back, the oldest first, or all there is. `given`: null, or a place for
@@ -428,7 +455,8 @@ pub unsafe extern "C" fn bp_set_limit(pool: *const Handle, bytes: u64, given: *m
     unsafe { upkeep(pool, given, |pool| pool.set_limit(bytes)) }
 }
 
-/// Sets the limit to a share of the bytes of the device, above 0 and at most 1.
+/// Sets the limit to a share of the bytes of the device, from 0 to 1, but not above the limit of the settings or of
+/// `bp_set_limit`.
 ///
 /// # Safety
 ///

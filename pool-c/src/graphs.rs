@@ -36,11 +36,13 @@ pub(crate) trait Graphs<A: DeviceAllocator>: Send + Sync {
 
     fn begin(&self, pool: &BucketPool<A>, id: Id, filter: Filter) -> Result<(), Failure>;
 
-    fn end(&self, id: Id) -> Result<(), Failure>;
+    /// `or_later`: whether `close_rest` tries again what is refused now.
+    fn end(&self, id: Id, or_later: bool) -> Result<(), Failure>;
 
-    fn release(&self, id: Id) -> Result<(), Failure>;
+    /// As for [`Graphs::end`].
+    fn release(&self, id: Id, or_later: bool) -> Result<(), Failure>;
 
-    /// Closes what could not be closed before. Returns whether it has closed any.
+    /// Ends and closes what could not be ended or closed before. Returns whether it has closed any.
     fn close_rest(&self) -> bool;
 }
 
@@ -65,10 +67,10 @@ impl<A: DeviceAllocator> Graphs<A> for NoGraphs {
         drop(filter);
         none()
     }
-    fn end(&self, _id: Id) -> Result<(), Failure> {
+    fn end(&self, _id: Id, _or_later: bool) -> Result<(), Failure> {
         none()
     }
-    fn release(&self, _id: Id) -> Result<(), Failure> {
+    fn release(&self, _id: Id, _or_later: bool) -> Result<(), Failure> {
         none()
     }
     fn close_rest(&self) -> bool {
@@ -121,23 +123,33 @@ mod cuda {
     use pool_core::{BucketPool, StreamOf};
     use pool_cuda::{GraphPool, PoolStream, Vram};
     use std::collections::HashMap;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-    /// The memory of graphs in a pool of device memory.
+    /// The memory of graphs in a pool of device memory. The program's functions are called without a lock.
     pub(crate) struct CudaGraphs<A: Vram> {
         known: Mutex<HashMap<Id, Graph<A>>>,
         /// Captures that have begun and not ended.
         begun: AtomicUsize,
+        /// What the driver has refused, in order.
+        refused: Mutex<Vec<(Id, Call)>>,
         /// Released while the driver could not be waited for.
-        rest: Mutex<Vec<GraphPool<A>>>,
+        rest: Mutex<Vec<Arc<GraphPool<A>>>>,
+    }
+
+    /// What is tried again.
+    #[derive(Clone, Copy)]
+    enum Call {
+        End,
+        Release,
     }
 
     struct Graph<A: Vram> {
-        memory: GraphPool<A>,
+        memory: Arc<GraphPool<A>>,
         /// Captures that have begun and were not released.
         uses: usize,
         /// Those that have not ended.
-        going: Vec<Filter>,
+        going: Vec<Arc<Filter>>,
     }
 
     fn unknown(id: Id) -> Failure {
@@ -145,60 +157,46 @@ mod cuda {
         Failure::new(Status::BpUnknown, text)
     }
 
-    impl<A: Vram> Graphs<A> for CudaGraphs<A>
-    where
-        A::Clock: pool_core::StreamClock<Stream = PoolStream>,
-    {
-        fn new() -> Self {
-            let (known, begun, rest) = (Mutex::default(), AtomicUsize::new(0), Mutex::default());
-            Self { known, begun, rest }
-        }
-
-        #[inline]
-        fn is_any_begun(&self) -> bool {
-            self.begun.load(Relaxed) > 0
-        }
-
-        fn take_in(&self, on: &StreamOf<A>, handle: usize) -> Result<(), Failure> {
+    impl<A: Vram> CudaGraphs<A> {
+        /// A stream goes to the captures whose filters say so, before those without a filter.
+        fn filters(&self) -> Vec<(Arc<Filter>, Arc<GraphPool<A>>)> {
             let known = self.known.lock();
-            let holds = |graph: &&Graph<A>| graph.going.iter().any(|filter| filter.holds(handle));
-            for graph in known.values().filter(holds) {
-                // SAFETY: the program says that the stream is in this capture, captures work with its memory only, and
-                // releases the memory after its graphs.
-                let is_taken = unsafe { graph.memory.take_in(on) }?;
-                if is_taken {
-                    break;
+            let of = |graph: &Graph<A>| {
+                graph
+                    .going
+                    .iter()
+                    .map(|filter| (filter.clone(), graph.memory.clone()))
+                    .collect::<Vec<_>>()
+            };
+            let mut filters: Vec<_> = known.values().flat_map(of).collect();
+            filters.sort_by_key(|(filter, _)| filter.call.is_none());
+            filters
+        }
+
+        /// Whether a capture of another id takes all streams.
+        fn is_ambiguous(known: &HashMap<Id, Graph<A>>, id: Id, filter: &Filter) -> bool {
+            let takes_all =
+                |graph: &Graph<A>| graph.going.iter().any(|filter| filter.call.is_none());
+            filter.call.is_none()
+                && known.iter().any(|(other, graph)| *other != id && takes_all(graph))
+        }
+
+        fn end_now(&self, id: Id) -> Result<(), Failure> {
+            let ended = {
+                let mut known = self.known.lock();
+                let graph = known.get_mut(&id).filter(|graph| !graph.going.is_empty());
+                let graph = graph.ok_or_else(|| unknown(id))?;
+                if graph.going.len() == 1 {
+                    graph.memory.end()?;
                 }
-            }
+                self.begun.fetch_sub(1, Relaxed);
+                graph.going.pop()
+            };
+            drop(ended); // its function is called without the lock
             Ok(())
         }
 
-        fn begin(&self, pool: &BucketPool<A>, id: Id, filter: Filter) -> Result<(), Failure> {
-            let mut known = self.known.lock();
-            let new = || Graph { memory: GraphPool::new(pool), uses: 0, going: Vec::new() };
-            let graph = known.entry(id).or_insert_with(new);
-            graph.memory.begin();
-            graph.uses += 1;
-            graph.going.push(filter);
-            self.begun.fetch_add(1, Relaxed);
-            Ok(())
-        }
-
-        fn end(&self, id: Id) -> Result<(), Failure> {
-            let mut known = self.known.lock();
-            let graph = known.get_mut(&id).filter(|graph| !graph.going.is_empty());
-            let graph = graph.ok_or_else(|| unknown(id))?;
-            if graph.going.len() == 1 {
-                graph.memory.end()?;
-            }
-            graph.going.pop();
-            self.begun.fetch_sub(1, Relaxed);
-            drop(known);
-            self.close_rest();
-            Ok(())
-        }
-
-        fn release(&self, id: Id) -> Result<(), Failure> {
+        fn release_now(&self, id: Id) -> Result<(), Failure> {
             let mut known = self.known.lock();
             let graph = known.get_mut(&id).ok_or_else(|| unknown(id))?;
             if graph.uses == graph.going.len() {
@@ -210,16 +208,94 @@ mod cuda {
             let gone = if graph.uses == 0 { known.remove(&id) } else { None };
             drop(known);
             self.rest.lock().extend(gone.map(|graph| graph.memory));
-            self.close_rest();
             Ok(())
         }
 
+        fn call(&self, id: Id, call: Call) -> Result<(), Failure> {
+            match call {
+                Call::End => self.end_now(id),
+                Call::Release => self.release_now(id),
+            }
+        }
+
+        /// Calls, notes what is to be tried again, and closes what can be closed.
+        fn told(&self, id: Id, call: Call, or_later: bool) -> Result<(), Failure> {
+            let said = self.call(id, call);
+            if said.as_ref().is_err_and(|said| or_later && said.status != Status::BpUnknown) {
+                self.refused.lock().push((id, call));
+            }
+            self.close_rest();
+            said
+        }
+    }
+
+    impl<A: Vram> Graphs<A> for CudaGraphs<A>
+    where
+        A::Clock: pool_core::StreamClock<Stream = PoolStream>,
+    {
+        fn new() -> Self {
+            Self {
+                known: Mutex::default(),
+                begun: AtomicUsize::new(0),
+                refused: Mutex::default(),
+                rest: Mutex::default(),
+            }
+        }
+
+        #[inline]
+        fn is_any_begun(&self) -> bool {
+            self.begun.load(Relaxed) > 0
+        }
+
+        fn take_in(&self, on: &StreamOf<A>, handle: usize) -> Result<(), Failure> {
+            for (filter, memory) in self.filters() {
+                // SAFETY: the program says that the stream is in this capture, captures work with its memory only, and
+                // releases the memory after its graphs.
+                if filter.holds(handle) && unsafe { memory.take_in(on) }? {
+                    break;
+                }
+            }
+            Ok(())
+        }
+
+        fn begin(&self, pool: &BucketPool<A>, id: Id, filter: Filter) -> Result<(), Failure> {
+            let mut known = self.known.lock();
+            if Self::is_ambiguous(&known, id, &filter) {
+                drop(known);
+                let text = "a second capture without a filter; expected one, that tells their streams apart";
+                return Err(Failure::new(Status::BpNotSubmitted, text));
+            }
+            let memory = || Arc::new(GraphPool::new(pool));
+            let new = || Graph { memory: memory(), uses: 0, going: Vec::new() };
+            let graph = known.entry(id).or_insert_with(new);
+            graph.memory.begin();
+            graph.uses += 1;
+            graph.going.push(Arc::new(filter));
+            self.begun.fetch_add(1, Relaxed);
+            Ok(())
+        }
+
+        fn end(&self, id: Id, or_later: bool) -> Result<(), Failure> {
+            self.told(id, Call::End, or_later)
+        }
+
+        fn release(&self, id: Id, or_later: bool) -> Result<(), Failure> {
+            self.told(id, Call::Release, or_later)
+        }
+
         fn close_rest(&self) -> bool {
+            let refused = std::mem::take(&mut *self.refused.lock());
+            let again: Vec<_> =
+                refused.into_iter().filter(|(id, call)| self.call(*id, *call).is_err()).collect();
+            self.refused.lock().extend(again);
             let waiting = std::mem::take(&mut *self.rest.lock());
             let count = waiting.len();
-            let refused = waiting.into_iter().filter_map(|memory| memory.close().err());
-            // Beside another capture. The next call tries again.
-            let refused: Vec<_> = refused.map(|(memory, _why)| memory).collect();
+            // Beside another capture, or another thread that looks at it. The next call tries again.
+            let close = |memory| match Arc::try_unwrap(memory) {
+                Ok(memory) => GraphPool::close(memory).err().map(|(memory, _why)| Arc::new(memory)),
+                Err(shared) => Some(shared),
+            };
+            let refused: Vec<_> = waiting.into_iter().filter_map(close).collect();
             let has_closed = refused.len() < count;
             self.rest.lock().extend(refused);
             has_closed

@@ -221,26 +221,47 @@ pub(crate) fn set_devices(settings: &str, kind: Kind) -> Result<(), Failure> {
     Ok(())
 }
 
+impl Kind {
+    /// Refuses a request for a pool of another memory.
+    fn is_asked_by(self, asked: Option<Self>, device: c_int) -> Result<(), Failure> {
+        if asked.is_none_or(|asked| asked == self) {
+            return Ok(());
+        }
+        let name = self.name();
+        let text = format!(
+            "the pool of device {device} has memory \"{name}\"; expected that name, or none"
+        );
+        Err(Failure::invalid(text))
+    }
+}
+
+/// The one pool of a device, if it has been made.
+pub(crate) fn if_made(
+    kind: Option<Kind>,
+    device: c_int,
+) -> Result<Option<&'static Handle>, Failure> {
+    let devices = DEVICES.lock();
+    let family = kind.map_or(Family::Device, Kind::family);
+    let device = if family == Family::Host { 0 } else { device };
+    let made = devices.as_ref().and_then(|devices| devices.open.get(&(family, device)));
+    let Some(Shared(made)) = made else { return Ok(None) };
+    made.kind.is_asked_by(kind, device)?;
+    Ok(Some(*made))
+}
+
 /// The one pool of a device, which the first call makes. `kind`: `None` for that which it has or will have.
 pub(crate) fn of_device(kind: Option<Kind>, device: c_int) -> Result<&'static Handle, Failure> {
     let mut devices = DEVICES.lock();
     let devices = devices.get_or_insert_default();
     let family = kind.map_or(Family::Device, Kind::family);
     let device = if family == Family::Host { 0 } else { device };
-    let is_other = |has: Kind| {
-        let text = format!(
-            "the pool of device {device} has memory \"{}\"; expected that name, or none",
-            has.name()
-        );
-        if kind.is_some_and(|kind| kind != has) { Err(Failure::invalid(text)) } else { Ok(()) }
-    };
     if let Some(Shared(known)) = devices.open.get(&(family, device)) {
-        return is_other(known.kind).map(|()| *known);
+        return known.kind.is_asked_by(kind, device).map(|()| *known);
     }
     let wanted = devices.wanted.get(&family).cloned();
     let by_itself = Wanted { settings: String::new(), kind: kind.unwrap_or(Kind::Cuda) };
     let wanted = wanted.unwrap_or(by_itself);
-    is_other(wanted.kind)?;
+    wanted.kind.is_asked_by(kind, device)?;
     let new: &'static Handle =
         Box::leak(Box::new(Handle::new(&wanted.settings, wanted.kind, device)?));
     devices.open.insert((family, device), Shared(new));

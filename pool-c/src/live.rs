@@ -15,8 +15,27 @@ pub(crate) struct Block<A: Memory> {
     /// The stream of its allocation, and its handle.
     pub(crate) on: StreamOf<A>,
     pub(crate) handle: usize,
+    /// What its free must wait for on the host, if anything.
+    pub(crate) late: Option<Box<Late>>,
     /// The frees that it waits for: one, and one for each `bp_hold`.
     holders: u32,
+}
+
+/// What no stream of the pool's device can be ordered behind.
+#[derive(Debug, Default)]
+pub(crate) struct Late {
+    /// Whether all work of the device may use the block.
+    pub(crate) behind_all: bool,
+    /// The handles of streams of other devices that use it.
+    pub(crate) strangers: Vec<usize>,
+}
+
+impl Late {
+    pub(crate) fn add_stranger(&mut self, handle: usize) {
+        if !self.strangers.contains(&handle) {
+            self.strangers.push(handle);
+        }
+    }
 }
 
 /// All buffers of a pool that C has.
@@ -36,7 +55,7 @@ impl<A: Memory> Live<A> {
         on: StreamOf<A>,
         handle: usize,
     ) -> Result<(), Failure> {
-        match self.0.insert(at, Block { buffer, on, handle, holders: 1 }) {
+        match self.0.insert(at, Block { buffer, on, handle, late: None, holders: 1 }) {
             None => Ok(()),
             Some(older) => self.is_twice(at, older),
         }
@@ -79,6 +98,14 @@ impl<A: Memory> Live<A> {
         Ok(())
     }
 
+    /// Notes what the free of a buffer must wait for.
+    #[cold]
+    pub(crate) fn note_late(&self, at: usize, note: impl FnOnce(&mut Late)) -> Result<(), Failure> {
+        let mut block = self.0.get_mut(&at).ok_or_else(|| Failure::unknown(at))?;
+        note(block.late.get_or_insert_default());
+        Ok(())
+    }
+
     /// Calls `with` with the buffer at an address. It must not call for another one.
     pub(crate) fn with<T>(
         &self,
@@ -89,10 +116,15 @@ impl<A: Memory> Live<A> {
         with(&block)
     }
 
+    /// Whether a buffer begins at an address.
+    pub(crate) fn has(&self, at: usize) -> bool {
+        self.0.contains_key(&at)
+    }
+
     /// The address of the buffer that an address lies in. That of a buffer is found at once; inside of one, all are
     /// looked at.
     pub(crate) fn base_of(&self, at: usize) -> Option<usize> {
-        if self.0.contains_key(&at) {
+        if self.has(at) {
             return Some(at);
         }
         let lies_in = |base: usize, bytes: u64| {

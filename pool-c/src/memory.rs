@@ -27,6 +27,11 @@ pub(crate) trait Memory: Sliceable + Sized {
         Ok(())
     }
 
+    /// Blocks the host until the work of a stream of another device has passed.
+    fn wait_for(&self, _handle: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Page-locked bytes that copies have under way beside the pool.
     fn staging_bytes(&self) -> u64 {
         0
@@ -125,6 +130,12 @@ pub(crate) mod cuda {
         unsafe { device.stream_by_handle(ptr::with_exposed_provenance_mut(handle)) }
     }
 
+    /// Waits for a stream of another device.
+    fn wait_for(device: &CudaDevice, handle: usize) -> Result<(), DeviceError> {
+        // SAFETY: who named the stream promised that it lives until the free of the block that it uses.
+        unsafe { device.wait_for_handle(ptr::with_exposed_provenance_mut(handle)) }
+    }
+
     macro_rules! device_memory {
         ($allocator:ty) => {
             impl Memory for $allocator {
@@ -146,6 +157,9 @@ pub(crate) mod cuda {
                 }
                 fn wait_for_all(&self) -> Result<(), DeviceError> {
                     self.device().synchronize()
+                }
+                fn wait_for(&self, handle: usize) -> Result<(), DeviceError> {
+                    wait_for(self.device(), handle)
                 }
                 fn staging_bytes(&self) -> u64 {
                     self.staging_bytes()
@@ -172,6 +186,9 @@ pub(crate) mod cuda {
         }
         fn wait_for_all(&self) -> Result<(), DeviceError> {
             self.device().synchronize()
+        }
+        fn wait_for(&self, handle: usize) -> Result<(), DeviceError> {
+            wait_for(self.device(), handle)
         }
         fn address(view: &PinnedRange<'_>) -> usize {
             view.as_ptr().addr().get()

@@ -6,7 +6,8 @@ use crate::memory::Memory;
 use crate::status::{Failure, Status};
 use parking_lot::Mutex;
 use pool_core::observe::{DeviceStats, MemoryMap};
-use pool_core::{BucketPool, PoolStats, PooledBuffer, StreamOf, Why};
+use pool_core::{BucketPool, DeviceError, PoolStats, PooledBuffer, StreamOf, Why};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What C is told of a block.
 #[derive(Debug)]
@@ -31,10 +32,14 @@ pub(crate) trait AnyPool: Send + Sync {
     fn record(&self, at: usize, stream: usize) -> Result<(), Failure>;
     fn order(&self, at: usize, stream: usize, reads: bool) -> Result<(), Failure>;
     fn find(&self, at: usize) -> Result<Found, Failure>;
+    /// Whether a block begins at an address.
+    fn is_start(&self, at: usize) -> bool;
     fn end_stream(&self, stream: usize) -> Result<(), Failure>;
     fn begin(&self, id: Id, filter: Filter) -> Result<(), Failure>;
-    fn end(&self, id: Id) -> Result<(), Failure>;
-    fn release(&self, id: Id) -> Result<(), Failure>;
+    /// `or_later`: whether a later call of the pool tries again what is refused now.
+    fn end(&self, id: Id, or_later: bool) -> Result<(), Failure>;
+    /// As for [`AnyPool::end`].
+    fn release(&self, id: Id, or_later: bool) -> Result<(), Failure>;
     fn trim(&self, bytes: u64) -> Result<u64, Failure>;
     fn clear(&self) -> Result<u64, Failure>;
     fn make_room(&self, bytes: u64) -> Result<u64, Failure>;
@@ -56,17 +61,21 @@ pub(crate) struct Pool<A: Memory> {
     memory: BucketPool<A>,
     live: Live<A>,
     graphs: A::Graphs,
-    /// Blocks that go behind all work of the device, which could not be waited for beside a capture.
-    unwaited: Mutex<Vec<usize>>,
+    /// Blocks that were freed, and whose work could not be waited for yet: beside a capture, say.
+    unwaited: Mutex<Vec<Block<A>>>,
+    /// The limit that the program has set, of which a share of the device is the most.
+    limit: AtomicU64,
 }
 
 impl<A: Memory> Pool<A> {
     pub(crate) fn new(pool: BucketPool<A>) -> Self {
+        let limit = pool.stats().reserved_limit_bytes.unwrap_or(u64::MAX);
         Self {
             memory: pool,
             live: Live::new(),
             graphs: A::Graphs::new(),
-            unwaited: Mutex::default(),
+            unwaited: Mutex::new(Vec::new()),
+            limit: AtomicU64::new(limit),
         }
     }
 
@@ -89,26 +98,86 @@ impl<A: Memory> Pool<A> {
         let ask = || self.memory.allocate_for(on, bytes as u64, align.max(1) as u64, false);
         let buffer = match ask() {
             Ok(buffer) => buffer,
-            // Memory of graphs that are gone may go back now.
-            Err(error) if error.why() == Why::OutOfMemory && self.graphs.close_rest() => ask()?,
+            // Memory of graphs that are gone may go back now, and what was freed late.
+            Err(error) if is_short(error.why()) && self.close_rest() => ask()?,
             Err(error) => return Err(error.into()),
         };
         let at = A::address(&*buffer.on(on)?);
         Ok((at, buffer))
     }
 
-    /// Frees what goes behind all work of the device, once that was waited for.
+    /// Frees what was freed late, as far as its work can be waited for now.
     fn free_unwaited(&self) -> Result<(), Failure> {
         let waiting = std::mem::take(&mut *self.unwaited.lock());
-        if waiting.is_empty() {
-            return Ok(());
+        let mut refused = Ok(());
+        for block in waiting {
+            refused = refused.and(self.free_late(block));
         }
-        if let Err(refused) = self.memory.allocator().wait_for_all() {
-            self.unwaited.lock().extend(waiting);
-            return Err(refused.into());
-        }
-        waiting.into_iter().try_for_each(|at| self.free(at, None))
+        refused
     }
+
+    /// Frees a block behind what the host must wait for. Where it cannot, a later call does.
+    #[cold]
+    fn free_late(&self, block: Block<A>) -> Result<(), Failure> {
+        let late = block.late.as_deref();
+        let (all, strangers) =
+            late.map_or((false, [].as_slice()), |late| (late.behind_all, &late.strangers));
+        let memory = self.memory.allocator();
+        let all = if all { memory.wait_for_all() } else { Ok(()) };
+        let waited = strangers
+            .iter()
+            .fold(all, |waited, stream| waited.and_then(|()| memory.wait_for(*stream)));
+        match waited {
+            Ok(()) => Ok(block.buffer.drop_on(&block.on)?),
+            // Nothing runs there any more.
+            Err(lost) if lost.why == Why::Lost => Ok(block.buffer.drop_on(&block.on)?),
+            Err(refused) => {
+                self.unwaited.lock().push(block);
+                Err(refused.into())
+            }
+        }
+    }
+
+    /// Takes a block out and frees it, if this is the last free of it. `named`: the stream to which it goes next.
+    #[inline]
+    fn free_on(&self, at: usize, named: Option<&StreamOf<A>>) -> Result<(), Failure> {
+        let held = |block: &Block<A>| Ok(block.buffer.record_stream(named.unwrap_or(&block.on))?);
+        let Some(mut block) = self.live.take(at, held)? else { return Ok(()) };
+        if block.late.is_some() {
+            block.on = named.unwrap_or(&block.on).clone();
+            return self.free_late(block);
+        }
+        // The block is gone in any case; the status says what the driver or the stream says.
+        Ok(block.buffer.drop_on(named.unwrap_or(&block.on))?)
+    }
+
+    /// Frees a block whose stream was refused: behind what that stream was given, or behind all work of the device.
+    #[cold]
+    fn free_refused(&self, at: usize, stream: usize, refused: DeviceError) -> Result<(), Failure> {
+        match refused.why {
+            Why::Lost | Why::Forked => {}
+            Why::Foreign => {
+                self.live.note_late(at, |late| late.add_stranger(stream))?;
+                return self.free_on(at, None);
+            }
+            _ => self.live.note_late(at, |late| late.behind_all = true)?,
+        }
+        self.free_on(at, None)?;
+        Err(refused.into())
+    }
+
+    /// Frees what waits for other work to end: blocks, and the memory of graphs. Returns whether any may have gone.
+    #[cold]
+    fn close_rest(&self) -> bool {
+        let waits = !self.unwaited.lock().is_empty();
+        let freed = waits && self.free_unwaited().is_ok();
+        self.graphs.close_rest() || freed
+    }
+}
+
+/// Whether memory that goes back may help.
+fn is_short(why: Why) -> bool {
+    matches!(why, Why::OutOfMemory | Why::Limit(_))
 }
 
 /// A buffer and its address.
@@ -135,23 +204,16 @@ impl<A: Memory> AnyPool for Pool<A> {
 
     #[inline]
     fn free(&self, at: usize, stream: Option<usize>) -> Result<(), Failure> {
-        let given = match stream {
-            Some(stream) => self.memory.allocator().stream(stream).map(Some),
-            None => Ok(None),
-        };
-        let named = given.as_ref().ok().and_then(Option::as_ref);
-        let held = |block: &Block<A>| Ok(block.buffer.record_stream(named.unwrap_or(&block.on))?);
-        if let Some(Block { buffer, on, .. }) = self.live.take(at, held)? {
-            // The block is gone in any case; the status says what the driver or the stream says.
-            buffer.drop_on(named.unwrap_or(&on))?;
+        let Some(stream) = stream else { return self.free_on(at, None) };
+        match self.memory.allocator().stream(stream) {
+            Ok(on) => self.free_on(at, Some(&on)),
+            Err(refused) => self.free_refused(at, stream, refused),
         }
-        given?;
-        Ok(())
     }
 
     fn free_behind_all(&self, at: usize) -> Result<(), Failure> {
-        self.unwaited.lock().push(at);
-        self.free_unwaited()
+        self.live.note_late(at, |late| late.behind_all = true)?;
+        self.free_on(at, None)
     }
 
     fn hold(&self, at: usize) -> Result<(), Failure> {
@@ -159,7 +221,13 @@ impl<A: Memory> AnyPool for Pool<A> {
     }
 
     fn record(&self, at: usize, stream: usize) -> Result<(), Failure> {
-        let on = self.memory.allocator().stream(stream)?;
+        let on = match self.memory.allocator().stream(stream) {
+            Ok(on) => on,
+            Err(refused) if refused.why == Why::Foreign => {
+                return self.live.note_late(at, |late| late.add_stranger(stream));
+            }
+            Err(refused) => return Err(refused.into()),
+        };
         self.live.with(at, |block| Ok(block.buffer.record_stream(&on)?))
     }
 
@@ -191,6 +259,10 @@ impl<A: Memory> AnyPool for Pool<A> {
         })
     }
 
+    fn is_start(&self, at: usize) -> bool {
+        self.live.has(at)
+    }
+
     fn end_stream(&self, stream: usize) -> Result<(), Failure> {
         Ok(self.memory.allocator().end_stream(stream)?)
     }
@@ -199,31 +271,31 @@ impl<A: Memory> AnyPool for Pool<A> {
         self.graphs.begin(&self.memory, id, filter)
     }
 
-    fn end(&self, id: Id) -> Result<(), Failure> {
-        self.graphs.end(id)
+    fn end(&self, id: Id, or_later: bool) -> Result<(), Failure> {
+        self.graphs.end(id, or_later)
     }
 
-    fn release(&self, id: Id) -> Result<(), Failure> {
-        self.graphs.release(id)
+    fn release(&self, id: Id, or_later: bool) -> Result<(), Failure> {
+        self.graphs.release(id, or_later)
     }
 
     fn trim(&self, bytes: u64) -> Result<u64, Failure> {
-        self.graphs.close_rest();
+        self.close_rest();
         Ok(self.memory.trim(bytes)?)
     }
 
     fn clear(&self) -> Result<u64, Failure> {
-        let _ = self.free_unwaited();
-        self.graphs.close_rest();
+        self.close_rest();
         Ok(self.memory.clear()?)
     }
 
     fn make_room(&self, bytes: u64) -> Result<u64, Failure> {
-        self.graphs.close_rest();
+        self.close_rest();
         Ok(self.memory.make_room(bytes)?)
     }
 
     fn set_limit(&self, bytes: u64) -> Result<u64, Failure> {
+        self.limit.store(bytes, Relaxed);
         Ok(self.memory.set_reserved_limit(bytes)?)
     }
 
@@ -233,12 +305,13 @@ impl<A: Memory> AnyPool for Pool<A> {
         reason = "a share of the bytes of a device"
     )]
     fn set_fraction(&self, share: f64) -> Result<u64, Failure> {
-        if !(share > 0.0 && share <= 1.0) {
-            return Err(Failure::invalid(format!("a share of {share}; expected 0 < share <= 1")));
+        if !(0.0..=1.0).contains(&share) {
+            return Err(Failure::invalid(format!("a share of {share}; expected 0 <= share <= 1")));
         }
         let unknown = || Failure::new(Status::BpUnsupported, "the device tells no number of bytes");
         let total = self.memory.device_total_bytes().ok_or_else(unknown)?;
-        self.set_limit((total as f64 * share) as u64)
+        let most = self.limit.load(Relaxed);
+        Ok(self.memory.set_reserved_limit(most.min((total as f64 * share) as u64))?)
     }
 
     fn stats(&self) -> PoolStats {
@@ -270,7 +343,7 @@ impl<A: Memory> AnyPool for Pool<A> {
     }
 
     fn live(&self) -> usize {
-        self.live.count()
+        self.live.count() + self.unwaited.lock().len()
     }
 
     fn close(&self) {

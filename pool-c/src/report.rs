@@ -135,7 +135,7 @@ pub(crate) fn stats_json(pool: &Handle) -> Result<String, Failure> {
     let stats = pool.pool().stats();
     let torch = match pool.pool().device_stats() {
         Some(device) => device.named().into_iter().collect(),
-        None => named(&stats),
+        None => named(&stats, pool.pool().live() as u64),
     };
     json(&AllFigures {
         memory: pool.memory(),
@@ -146,10 +146,10 @@ pub(crate) fn stats_json(pool: &Handle) -> Result<String, Failure> {
 }
 
 /// The figures of a pool without an arena by the names of PyTorch's `memory_stats`: all sizes in one.
-fn named(stats: &PoolStats) -> BTreeMap<String, u64> {
+fn named(stats: &PoolStats, live: u64) -> BTreeMap<String, u64> {
     let none = DeviceStats::default().named().into_iter().map(|(name, _)| (name, 0));
     let mut named: BTreeMap<_, _> = none.collect();
-    let freed = stats.allocations - stats.failures.min(stats.allocations);
+    let served = stats.allocations.saturating_sub(stats.failures);
     for (name, figure) in [
         ("allocated_bytes.all.current", stats.allocated_bytes),
         ("allocated_bytes.all.peak", stats.allocated_peak_bytes),
@@ -158,9 +158,9 @@ fn named(stats: &PoolStats) -> BTreeMap<String, u64> {
         ("reserved_bytes.all.current", stats.reserved_bytes),
         ("reserved_bytes.all.peak", stats.reserved_peak_bytes),
         ("active_bytes.all.current", stats.active_bytes),
-        ("allocation.all.allocated", freed),
+        ("allocation.all.allocated", served),
         ("allocation.all.freed", stats.deallocations),
-        ("allocation.all.current", freed.saturating_sub(stats.deallocations)),
+        ("allocation.all.current", live),
         ("num_ooms", stats.failures),
         ("num_device_alloc", stats.misses),
     ] {

@@ -178,6 +178,27 @@ pub(crate) fn note(failure: Failure) -> Status {
     status
 }
 
+/// The last error of the thread, kept while a function of the program has its text. Its drop makes it the last error
+/// again.
+pub(crate) struct Kept(Option<Last>);
+
+impl Kept {
+    pub(crate) fn take() -> Self {
+        Self(LAST.try_with(|known| known.borrow_mut().take()).ok().flatten())
+    }
+
+    pub(crate) fn text(&self) -> *const c_char {
+        self.0.as_ref().map_or(c"".as_ptr(), |last| last.text.as_ptr())
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let last = self.0.take();
+        let _ = LAST.try_with(|known| *known.borrow_mut() = last);
+    }
+}
+
 /// The last error of the thread; `BpOk` and empty texts if there was none.
 pub(crate) fn last_error(size: usize) -> ErrorDetails {
     let none = ErrorDetails {

@@ -4,14 +4,11 @@
 //! function of `bp_torch_on_oom`, which is in C++ and throws.
 #![expect(unsafe_code, reason = "PyTorch calls them, with pointers")]
 
-use crate::calls::{
-    Stream, bp_alloc, bp_clear, bp_free_here, bp_lookup, bp_private_begin, bp_private_end,
-    bp_private_release, bp_record, bp_set_fraction,
-};
+use crate::calls::{Stream, bp_alloc, bp_clear, bp_free_here, bp_private_begin, bp_set_fraction};
 use crate::graphs::{DoneCall, FilterCall};
 use crate::handle::{self, Handle};
-use crate::report::BlockDetails;
-use crate::status::{self, Status, told};
+use crate::pool::AnyPool;
+use crate::status::{self, Failure, Status, told};
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
@@ -22,8 +19,8 @@ const DEVICES: usize = 64;
 /// The pool of each device that has served a request.
 static POOLS: [AtomicPtr<Handle>; DEVICES] = [const { AtomicPtr::new(ptr::null_mut()) }; DEVICES];
 
-/// Throws a refusal, with its text.
-pub type Throw = Option<unsafe extern "C-unwind" fn(*const c_char)>;
+/// Throws a refusal: its text, and whether memory is what is missing.
+pub type Throw = Option<unsafe extern "C-unwind" fn(*const c_char, c_int)>;
 
 /// The function of `bp_torch_on_oom`, or null.
 static THROW: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -72,24 +69,25 @@ pub unsafe extern "C-unwind" fn bp_torch_alloc(
     let (pool, bytes) = (pool_of(device), usize::try_from(bytes).unwrap_or(0));
     let mut at = ptr::null_mut();
     let said = match pool.is_null() {
-        true => Status::BpOther, // its error is noted
+        true => status::last_error(0).status,
         // SAFETY: pools of devices live as long as the process; the stream as the caller promises.
         false => unsafe { bp_alloc(pool, bytes, 0, stream, &raw mut at) },
     };
     if said != Status::BpOk {
-        throw();
+        throw(said);
     }
     at
 }
 
 /// Throws the last error of the thread, if the program has said how.
 #[cold]
-fn throw() {
+fn throw(said: Status) {
     // SAFETY: null is no function, and `bp_torch_on_oom` stored a function of this type.
     let call: Throw = unsafe { std::mem::transmute(THROW.load(Acquire)) };
     if let Some(call) = call {
+        let is_memory = c_int::from(said == Status::BpOutOfMemory);
         // SAFETY: the text is the thread's. Nothing here has anything to drop while it throws.
-        unsafe { call(status::last_error(0).text) }
+        unsafe { call(status::last_error(0).text, is_memory) }
     }
 }
 
@@ -109,12 +107,19 @@ pub unsafe extern "C" fn bp_torch_free(
     let _ = unsafe { bp_free_here(pool_of(device), at) };
 }
 
-/// The pool that has a block. PyTorch names no device here: it is the current one as a rule.
-fn having(at: *mut c_void) -> *const Handle {
+/// The pool that has a block. PyTorch names no device here. The start of a block is found at once; for another address
+/// the blocks of all pools are looked at.
+fn having(at: *mut c_void) -> Result<&'static dyn AnyPool, Failure> {
+    if at.is_null() {
+        return Err(Failure::unknown(0));
+    }
     let pools = POOLS.iter().map(|pool| pool.load(Acquire).cast_const());
-    let mut known = pools.filter(|pool| !pool.is_null());
     // SAFETY: pools of devices live as long as the process.
-    known.find(|pool| unsafe { &**pool }.pool().find(at.addr()).is_ok()).unwrap_or(ptr::null())
+    let known: Vec<_> =
+        pools.filter_map(|pool| unsafe { pool.as_ref() }).map(Handle::pool).collect();
+    let starts = known.iter().find(|pool| pool.is_start(at.addr()));
+    let found = starts.or_else(|| known.iter().find(|pool| pool.find(at.addr()).is_ok()));
+    found.copied().ok_or_else(|| Failure::unknown(at.addr()))
 }
 
 /// A segment for PyTorch's own allocator, behind a `MemPool`: usable on all streams.
@@ -154,8 +159,7 @@ pub extern "C" fn bp_torch_upstream_free(
 /// The stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bp_torch_record(at: *mut c_void, stream: Stream) {
-    // SAFETY: as the caller promises.
-    let _ = unsafe { bp_record(having(at), at, stream) };
+    let _ = told(|| having(at)?.record(at.addr(), stream.addr()));
 }
 
 /// Gives all cached memory of all devices back, for `torch.cuda.empty_cache`.
@@ -184,18 +188,17 @@ pub extern "C" fn bp_torch_fraction(share: f64, device: c_int) {
 /// `bytes` is null or a place for a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bp_torch_base(at: *mut c_void, bytes: *mut usize) -> *mut c_void {
-    // SAFETY: plain numbers, which may be zero.
-    let mut found: BlockDetails = unsafe { std::mem::zeroed() };
-    found.size = size_of::<BlockDetails>();
-    // SAFETY: pools of devices live as long as the process; `found` is a local variable of its size.
-    if unsafe { bp_lookup(having(at), at, &raw mut found) } != Status::BpOk {
-        return at;
-    }
-    if !bytes.is_null() {
-        // SAFETY: as the caller promises.
-        unsafe { bytes.write(usize::try_from(found.rounded_bytes).unwrap_or(usize::MAX)) };
-    }
-    ptr::with_exposed_provenance_mut(found.base)
+    let mut base = at;
+    let _ = told(|| {
+        let found = having(at)?.find(at.addr())?;
+        base = ptr::with_exposed_provenance_mut(found.base);
+        if !bytes.is_null() {
+            // SAFETY: as the caller promises.
+            unsafe { bytes.write(usize::try_from(found.rounded).unwrap_or(usize::MAX)) };
+        }
+        Ok(())
+    });
+    base
 }
 
 /// Begins a capture, as `bp_private_begin` does. The hook of PyTorch passes an object of C++, which
@@ -228,16 +231,14 @@ pub unsafe extern "C" fn bp_torch_begin_any(device: c_int, a: u64, b: u64, _filt
     unsafe { bp_torch_begin(device, a, b, None, ptr::null_mut(), None) };
 }
 
-/// Ends a capture, as `bp_private_end` does.
+/// Ends a capture, as `bp_private_end` does. What is refused now, a later call of the pool does: PyTorch calls once.
 #[unsafe(no_mangle)]
 pub extern "C" fn bp_torch_end(device: c_int, a: u64, b: u64) {
-    // SAFETY: pools of devices live as long as the process.
-    let _ = unsafe { bp_private_end(pool_of(device), a, b) };
+    let _ = told(|| handle::of_device(None, device)?.pool().end((a, b), true));
 }
 
-/// Says that a graph is gone, as `bp_private_release` does.
+/// Says that a graph is gone, as `bp_private_release` does; later, where that is refused now.
 #[unsafe(no_mangle)]
 pub extern "C" fn bp_torch_release(device: c_int, a: u64, b: u64) {
-    // SAFETY: pools of devices live as long as the process.
-    let _ = unsafe { bp_private_release(pool_of(device), a, b) };
+    let _ = told(|| handle::of_device(None, device)?.pool().release((a, b), true));
 }

@@ -117,7 +117,7 @@ fn one(pool: Shared, streams: &[usize; STREAMS], foreign: usize, passed: &Passed
                 assert_eq!(unsafe { bp_use(pool.0, at, stream, 0) }, Status::BpOk);
                 kernel(other, at.addr(), bytes);
             }
-            1 => assert_eq!(pool.call(bp_record, at, foreign), Status::BpForeign),
+            1 => assert_eq!(pool.call(bp_record, at, foreign), Status::BpOk),
             2 => {
                 let unknown = (&raw mut noise).expose_provenance();
                 assert_eq!(pool.call(bp_free, unknown, on), Status::BpUnknown);

@@ -197,6 +197,18 @@ impl Driver {
         })
     }
 
+    /// As [`Driver::relaxed`], for a call that names a stream of another device.
+    pub(crate) fn relaxed_naming_peer(
+        &self,
+        name: &'static str,
+        work: impl FnOnce() -> Result<(), DriverError>,
+    ) -> Result<(), DeviceError> {
+        self.call_naming_peer(name, || {
+            let _callers = CallersMode::relaxed()?;
+            work()
+        })
+    }
+
     /// Waits on the host for all work of the context.
     ///
     /// # Errors

@@ -114,6 +114,47 @@ impl CudaDevice {
         }
     }
 
+    /// Blocks the host until the work of a stream has passed, that of another device too. For memory that streams of
+    /// several devices use: the pool of one orders nothing behind a stream of another.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::NotSubmitted`] for a stream under capture, or the driver's refusal.
+    ///
+    /// # Safety
+    ///
+    /// The handle is a live stream, or one of the driver's small handles.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::cuda::CudaDevice;
+    ///
+    /// let device = CudaDevice::new(0)?;
+    /// # let other = CudaDevice::new(1)?.context().new_stream()?;
+    /// // SAFETY: the stream, of another device, lives until the end.
+    /// unsafe { device.wait_for_handle(other.cu_stream()) }?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub unsafe fn wait_for_handle(&self, handle: sys::CUstream) -> Result<(), DeviceError> {
+        let is_captured = self.driver().call_naming_peer("cuStreamIsCapturing", || {
+            let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+            // SAFETY: the stream lives, as the caller promises, and `status` through the call.
+            unsafe { sys::cuStreamIsCapturing(handle, &raw mut status) }.result()?;
+            Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+        })?;
+        if is_captured {
+            return Err(DeviceError::new(Why::NotSubmitted, "wait for a stream under capture"));
+        }
+        self.driver().relaxed_naming_peer("cuStreamSynchronize", || {
+            // SAFETY: as above.
+            unsafe { sys::cuStreamSynchronize(handle) }.result()
+        })
+    }
+
     /// Registers a stream that the table does not have.
     ///
     /// # Safety

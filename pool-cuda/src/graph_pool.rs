@@ -68,7 +68,8 @@ impl<A: Vram> GraphPool<A> {
     /// See [`GraphPool`] for an example.
     #[must_use]
     pub fn new(pool: &BucketPool<A>) -> Self {
-        let (private, taken) = (ManuallyDrop::new(PrivatePool::without_launches(pool)), Mutex::new(None));
+        let (private, taken) =
+            (ManuallyDrop::new(PrivatePool::without_launches(pool)), Mutex::new(None));
         Self { private, taken, is_idle: false }
     }
 

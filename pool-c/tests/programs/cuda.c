@@ -66,9 +66,23 @@ static void streams(void) {
     CHECK(hazards() == 0);
 }
 
-// A stream of another device, and frees on it: the block is freed behind its own stream.
-static void foreign(void) {
+static void begin_capture(stream on) {
+    CHECK(CALL(cuStreamBeginCapture_v2, int (*)(stream, int), on, 2) == 0);
+}
+static void *end_capture(stream on) {
+    void *graph = NULL, *runs = NULL;
+    CHECK(CALL(cuStreamEndCapture, int (*)(stream, void **), on, &graph) == 0);
+    CHECK(CALL(cuGraphInstantiateWithFlags, int (*)(void **, void *, unsigned long long), &runs, graph, 0) == 0);
+    CHECK(CALL(cuGraphDestroy, int (*)(void *), graph) == 0);
+    return runs;
+}
+
+// A stream of another device, uses and frees on it: the host waits for them.
+static void foreign(bool is_plain) {
+    void *context = NULL;
+    CHECK(CALL(cuCtxGetCurrent, int (*)(void **), &context) == 0);
     use_device(1);
+    CHECK(CALL(cuCtxEnablePeerAccess, int (*)(void *, unsigned), context, 0) == 0);
     stream theirs = new_stream();
     use_device(0);
     stream ours = new_stream();
@@ -76,11 +90,38 @@ static void foreign(void) {
     REFUSED(bp_alloc(pool, 100, 0, theirs, &at), BP_FOREIGN, "another context");
     OK(bp_alloc(pool, 4000, 0, ours, &at));
     kernel(ours, at, 4000);
-    REFUSED(bp_record(pool, at, theirs), BP_FOREIGN, "another context");
-    CHECK(bp_free(pool, at, theirs) == BP_FOREIGN);
-    OK(bp_alloc(pool, 4000, 0, NULL, &next));
-    kernel(NULL, next, 4000);
+    REFUSED(bp_use(pool, at, theirs, 0), BP_FOREIGN, "another context");
+    wait_for_all();
+    OK(bp_record(pool, at, theirs));
+    OK(bp_record(pool, at, theirs));
+    if (is_plain) kernel(theirs, at, 4000); // other memory a peer does not reach without more calls
+    OK(bp_free_here(pool, at));
+    OK(bp_alloc(pool, 4000, 0, ours, &next));
+    CHECK(next == at);
+    kernel(ours, next, 4000);
+    wait_for_all();
+    if (is_plain) kernel(theirs, next, 4000);
+    OK(bp_free(pool, next, theirs));
+    OK(bp_alloc(pool, 4000, 0, ours, &at));
+    CHECK(at == next);
+    kernel(ours, at, 4000);
+    // Beside a capture of that stream nobody gets the block.
+    bp_figures figures = {.size = sizeof figures};
+    use_device(1);
+    begin_capture(theirs);
+    use_device(0);
+    REFUSED(bp_free(pool, at, theirs), BP_NOT_SUBMITTED, "under capture");
+    OK(bp_alloc(pool, 4000, 0, ours, &next));
+    CHECK(next != at);
     OK(bp_free_here(pool, next));
+    OK(bp_stats(pool, &figures));
+    CHECK(figures.live_blocks == 1);
+    use_device(1);
+    end_capture(theirs);
+    use_device(0);
+    OK(bp_clear(pool, NULL));
+    OK(bp_stats(pool, &figures));
+    CHECK(figures.live_blocks == 0 && figures.reserved_bytes == 0);
     // A stream that ended with blocks of it alive.
     OK(bp_alloc(pool, 4000, 0, ours, &at));
     kernel(ours, at, 4000);
@@ -103,17 +144,6 @@ static int filter(void *context, stream on) {
 static void is_done(void *context) {
     CHECK(context == &captured);
     done++;
-}
-
-static void begin_capture(stream on) {
-    CHECK(CALL(cuStreamBeginCapture_v2, int (*)(stream, int), on, 2) == 0);
-}
-static void *end_capture(stream on) {
-    void *graph = NULL, *runs = NULL;
-    CHECK(CALL(cuStreamEndCapture, int (*)(stream, void **), on, &graph) == 0);
-    CHECK(CALL(cuGraphInstantiateWithFlags, int (*)(void **, void *, unsigned long long), &runs, graph, 0) == 0);
-    CHECK(CALL(cuGraphDestroy, int (*)(void *), graph) == 0);
-    return runs;
 }
 
 // Two graphs that share their memory, and replays that nobody tells of.
@@ -162,6 +192,78 @@ static void graphs(void) {
     CHECK(figures.private_bytes == 0);
 }
 
+// Captures whose streams nobody tells apart.
+static void without_filters(void) {
+    stream on = new_stream();
+    void *at = NULL;
+    OK(bp_private_begin(pool, 5, 6, NULL, NULL, NULL));
+    REFUSED(bp_private_begin(pool, 7, 8, NULL, &captured, is_done), BP_NOT_SUBMITTED, "filter");
+    CHECK(done == 3); // it is not needed
+    OK(bp_private_begin(pool, 7, 8, filter, &captured, is_done));
+    captured = on;
+    begin_capture(on);
+    OK(bp_alloc(pool, 5000, 0, on, &at));
+    kernel(on, at, 5000);
+    CHECK(CALL(cuGraphExecDestroy, int (*)(void *), end_capture(on)) == 0);
+    OK(bp_free_here(pool, at));
+    OK(bp_private_end(pool, 5, 6)); // the stream went to the filter that named it
+    OK(bp_private_release(pool, 5, 6));
+    bp_figures figures = {.size = sizeof figures};
+    OK(bp_stats(pool, &figures));
+    CHECK(figures.private_bytes > 0 && done == 3);
+    OK(bp_private_end(pool, 7, 8));
+    OK(bp_private_release(pool, 7, 8));
+    OK(bp_stats(pool, &figures));
+    CHECK(figures.private_bytes == 0 && done == 4);
+}
+
+// The functions of PyTorch and CuPy, over the one pool of each device.
+static void plugs(const char *memory) {
+    const bp_pool *one = NULL;
+    REFUSED(bp_pool_if_made(NULL, 0, &one), BP_UNKNOWN, "device 0");
+    OK(bp_set_devices("policy = 'pow2'\nreserved_limit = '16M'", memory));
+    stream on = new_stream();
+    void *at = NULL;
+    // Calls that are refused, and that nobody makes again.
+    bp_torch_begin(0, 9, 9, NULL, NULL, NULL);
+    begin_capture(on);
+    at = bp_torch_alloc(5000, 0, on);
+    CHECK(at);
+    kernel(on, at, 5000);
+    bp_torch_free(at, 5000, 0, on);
+    bp_torch_end(0, 9, 9);
+    bp_torch_release(0, 9, 9);
+    CHECK(CALL(cuGraphExecDestroy, int (*)(void *), end_capture(on)) == 0);
+    OK(bp_pool_if_made(memory, 0, &one));
+    bp_figures figures = {.size = sizeof figures};
+    OK(bp_stats(one, &figures));
+    CHECK(figures.private_bytes > 0);
+    bp_torch_empty();
+    OK(bp_stats(one, &figures));
+    CHECK(figures.private_bytes == 0 && figures.reserved_bytes == 0);
+    // A share is not above the limit of the settings.
+    for (int share = 1; share >= 0; share--) {
+        OK(bp_set_fraction(one, share, NULL));
+        OK(bp_stats(one, &figures));
+        CHECK(figures.limit_bytes == (share ? 16u << 20 : 0));
+    }
+    REFUSED(bp_set_fraction(one, -0.5, NULL), BP_INVALID, "-0.5");
+    REFUSED(bp_set_fraction(one, 1.5, NULL), BP_INVALID, "1.5");
+    OK(bp_set_fraction(one, 1, NULL));
+    // Addresses that are none.
+    size_t bytes = 7;
+    CHECK(bp_torch_base(NULL, &bytes) == NULL && bytes == 7);
+    bp_torch_record(NULL, on);
+    bp_torch_record(&bytes, on);
+    at = bp_cupy_malloc(NULL, 700, 0);
+    CHECK(at && bp_torch_base((char *)at + 600, &bytes) == at && bytes >= 700);
+    bp_cupy_free(NULL, at, 0);
+    CHECK(bp_cupy_malloc(one, 700, 1) == NULL && strstr(why(), "device 1"));
+    CHECK(bp_cupy_malloc(one, 64 << 20, 0) == NULL && strstr(why(), "limit"));
+    OK(bp_stats(one, &figures));
+    CHECK(figures.live_blocks == 0);
+}
+
 static void *on_a_thread(void *seed) {
     unsigned random = (unsigned)(uintptr_t)seed * 2654435761u + 1;
     void *at = NULL;
@@ -198,8 +300,10 @@ int main(int count, char **arguments) {
     REFUSED(bp_alloc(pool, (size_t)1 << 46, 0, NULL, &at), BP_OUT_OF_MEMORY, "64.00 TiB");
     REFUSED(bp_alloc(pool, 10, 4096, NULL, &at), BP_UNSUPPORTED, "alignment of 4096");
     streams();
-    foreign();
+    foreign(strcmp(memory, "cuda") == 0);
     graphs();
+    without_filters();
+    plugs(memory);
     threads();
     uint64_t given = 0;
     OK(bp_set_fraction(pool, 0.5, &given));

@@ -113,6 +113,8 @@ static int on_shortage(void *context, size_t bytes) {
 }
 static void on_oom(void *context, const char *text) {
     told += *(int *)context;
+    // A refusal inside of the hook leaves it the text.
+    REFUSED(bp_alloc(limited, 10, 3, NULL, &spare), BP_INVALID, "power of two");
     CHECK(strstr(text, "limit"));
 }
 

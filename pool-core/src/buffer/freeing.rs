@@ -10,6 +10,7 @@ use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, ZeroPolic
 use crate::store::hit::{BROKEN, OBSERVED, ZEROES, free_part, free_plain};
 use crate::store::life::StoreReference;
 use crate::store::{captures, device, free};
+use crate::stream::Access;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
@@ -35,7 +36,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     ///
     /// [`Why::Foreign`] if the stream belongs to another device, [`Why::NotSubmitted`] for a page-locked
     /// buffer on a stream under capture, and the reason if the device is lost. The buffer is dropped in
-    /// any case; after an error behind its own uses.
+    /// any case: after an error behind its own uses, and behind `stream` if that is of this device.
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
@@ -53,13 +54,19 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn drop_on(mut self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
-        if self.allocator().clock().owns(stream) || !self.allocator().clock().has_owned(stream) {
-            self.may_use_on(stream)?;
-        }
+        let is_ours = self.allocator().clock().has_owned(stream);
+        let may = match is_ours && !self.allocator().clock().owns(stream) {
+            true => Ok(()), // it has ended
+            false => self.may_use_on(stream),
+        };
         let (store, _, mut marks) = self.parts();
         let clock = store.allocator.clock();
-        marks.hand_to(clock, clock.mark(stream));
-        Ok(())
+        match &may {
+            Ok(()) => marks.hand_to(clock, clock.mark(stream)),
+            Err(_) if is_ours => marks.end(clock, clock.mark(stream), Access::Write),
+            Err(_) => {}
+        }
+        may
     }
 
     /// Gives the block back to its shard. Returns false if the shard has no room for it, or something is special of the pool, or if any of

@@ -14,21 +14,26 @@ struct CUstream_st;
 using Filter = std::function<bool(CUstream_st *)>;
 
 extern "C" {
-void bp_torch_on_oom(void (*throws)(const char *));
+void bp_torch_on_oom(void (*throws)(const char *, int));
 void bp_torch_begin(int device, uint64_t a, uint64_t b, int (*filter)(void *, void *), void *context,
                     void (*done)(void *));
 }
 
-[[noreturn]] static void refuse(const char *text) {
+[[noreturn]] static void refuse(const char *text, int is_memory) {
 #ifdef BUCKETPOOL_TORCH
-    C10_THROW_ERROR(OutOfMemoryError, text);
-#else
-    throw std::runtime_error(text);
+    if (is_memory) C10_THROW_ERROR(OutOfMemoryError, text);
 #endif
+    throw std::runtime_error(text);
 }
 
+// Called from Rust, through which nothing is thrown. A stream that the filter cannot tell of is in no capture: its
+// request is refused, if it is in one.
 static int holds(void *filter, void *stream) {
-    return (*static_cast<Filter *>(filter))(static_cast<CUstream_st *>(stream));
+    try {
+        return (*static_cast<Filter *>(filter))(static_cast<CUstream_st *>(stream));
+    } catch (...) {
+        return 0;
+    }
 }
 static void drop(void *filter) { delete static_cast<Filter *>(filter); }
 
