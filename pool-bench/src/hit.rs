@@ -221,10 +221,10 @@ fn used(pairs: u64) -> Option<()> {
     Some(())
 }
 
-/// A buffer that two streams use in turns: an event and a wait for each, of the simulated device, which
-/// runs its queue now and then.
+/// A pair by the functions of `bucketpool.h`.
 #[expect(unsafe_code, reason = "the functions of C take pointers")]
 fn through_c(pairs: u64) -> Option<()> {
+    const BYTES: usize = 4 << 10;
     let (mut pool, none) = (ptr::null(), ptr::null_mut());
     // SAFETY: texts that end with a zero byte, and a place for the pool.
     let said =
@@ -236,7 +236,7 @@ fn through_c(pairs: u64) -> Option<()> {
     for _ in 0..=pairs {
         let mut at = none;
         // SAFETY: the pool is alive, and `at` is a local variable.
-        let lent = unsafe { bp_alloc(pool, black_box(4 * KIB as usize), 0, none, &raw mut at) };
+        let lent = unsafe { bp_alloc(pool, black_box(BYTES), 0, none, &raw mut at) };
         // SAFETY: as above; the block is the pool's.
         let freed = unsafe { bp_free_here(pool, black_box(at)) };
         if lent != Status::BpOk || freed != Status::BpOk {
@@ -248,6 +248,8 @@ fn through_c(pairs: u64) -> Option<()> {
     done
 }
 
+/// A buffer that two streams use in turns: an event and a wait for each, of the simulated device, which
+/// runs its queue now and then.
 fn handed_over(pairs: u64) -> Option<()> {
     let device = SimDevice::new();
     let pool = BucketPool::new(device.clone());

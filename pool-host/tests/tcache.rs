@@ -187,6 +187,7 @@ fn a_zeroed_vector_of_which_little_is_used_takes_little_memory() {
     let mut random = 54_u64;
     for round in 0..12 {
         let mut vector = vec![0_u8; BYTES];
+        without_huge_pages(&vector);
         let before = resident_pages(&vector);
         assert!(round == 0 || before < 300, "{before} pages have memory, round {round}");
         for _ in 0..100 {
@@ -203,6 +204,16 @@ fn a_zeroed_vector_of_which_little_is_used_takes_little_memory() {
             assert_eq!(resident_pages(&vector), BYTES / 4096, "it was all used, and stays warm");
         }
     }
+}
+
+/// Has the kernel give these bytes no huge pages, of which one write takes 512 small ones.
+#[cfg(target_os = "linux")]
+fn without_huge_pages(bytes: &[u8]) {
+    let start = bytes.as_ptr().addr() & !4095;
+    let length = bytes.as_ptr().addr() + bytes.len() - start;
+    let at = std::ptr::with_exposed_provenance_mut(start);
+    // SAFETY: the advice changes no byte of the pages, which are mapped, since the caller borrows bytes of each.
+    let _ = unsafe { libc::madvise(at, length, libc::MADV_NOHUGEPAGE) }; // a kernel without them refuses
 }
 
 /// Returns how many pages that begin in these bytes have memory behind them.

@@ -194,7 +194,25 @@ def test_pytorchs_own_figures_are_the_pools():
         raise AssertionError("no error")
     except torch.OutOfMemoryError as error:
         assert "256.00 MiB" in str(error), error
+    # A share does not lift a limit, and may be nothing.
+    torch.cuda.set_per_process_memory_fraction(0.0)
+    try:
+        torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
+        raise AssertionError("no error")
+    except torch.OutOfMemoryError:
+        pass
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    # A device that was not used has figures, and no context for them.
+    contexts = double.cuda_double_count(b"cuDevicePrimaryCtxRetain")
     assert torch.cuda.memory_stats(1)["allocated_bytes.all.current"] == 0
+    assert torch.cuda.memory_stats(1).keys() == torch.cuda.memory_stats(0).keys()
+    torch.cuda.reset_peak_memory_stats(1)
+    assert len(torch.cuda.memory_snapshot()) == 1
+    assert double.cuda_double_count(b"cuDevicePrimaryCtxRetain") == contexts
+    assert torch.accelerator.memory_allocated(0) == 3 << 20 == torch.accelerator.max_memory_allocated(0)
+    torch.accelerator.reset_peak_memory_stats(0)
+    torch.accelerator.reset_accumulated_memory_stats(0)
+    assert torch.accelerator.memory_stats(0)["allocation.all.allocated"] == 0
     other = torch.empty(100, device="cuda:1")
     assert torch.cuda.memory_allocated(1) >= 400 and torch.cuda.memory_allocated("cuda:0") == 3 << 20
     pool.report(sys.argv[1], 1)
@@ -350,3 +368,108 @@ def test_without_a_compiler_the_wheels_part_throws(tmp_path):
     g.replay()
     """
     run(program, PATH=str(tmp_path))
+
+
+def test_the_second_graph_of_a_memory_takes_a_side_stream_in_too():
+    program = """
+    pool.enable(policy="pow2")
+    import torch
+    double.cuda_double_calls_wait(False)
+    side, graphs = torch.cuda.Stream(), []
+    for turn in range(3):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
+            own = torch.empty(1 << 10, device="cuda")
+            own.zero_()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                beside = torch.empty(1 << 10, device="cuda")
+                beside.zero_()
+            torch.cuda.current_stream().wait_stream(side)
+            del own, beside
+        graphs.append(graph)
+    for graph in graphs:
+        graph.replay()
+    torch.cuda.synchronize()
+    assert hazards() == 0
+    """
+    run(program)
+
+
+def test_a_graph_without_a_wait_before_it_takes_nothing_that_is_used():
+    program = """
+    pool.enable(policy="pow2")
+    import torch
+    double.cuda_double_calls_wait(False)
+    on, theirs = torch.cuda.Stream(), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(on):
+        before = torch.empty(1 << 10, device="cuda")
+        before.zero_()
+        del before
+        graph.capture_begin()
+        a = torch.empty(1 << 10, device="cuda")
+        a.zero_()
+        graph.capture_end()
+    with torch.cuda.stream(theirs):
+        graph.replay() # ordered behind nothing
+    torch.cuda.synchronize()
+    assert hazards() == 0
+    """
+    run(program)
+
+
+def test_a_refusal_that_is_not_about_memory_is_another_error():
+    program = """
+    pool.enable(policy="pow2")
+    import torch
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        # A capture that nobody has told the pool of.
+        begin = double.cuStreamBeginCapture_v2
+        begin.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        assert begin(stream.cuda_stream, 2) == 0
+        try:
+            torch.empty(1 << 20, device="cuda")
+            raise AssertionError("no error")
+        except torch.OutOfMemoryError as error:
+            raise AssertionError(error)
+        except RuntimeError as error:
+            assert "captures" in str(error), error
+    """
+    run(program)
+
+
+def cached(tmp_path):
+    return list((tmp_path / "bucketpool").glob("*.so"))
+
+
+ENABLE = """
+import warnings
+warnings.simplefilter("error")
+pool.enable(limit="64M")
+import torch
+try:
+    torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    raise AssertionError("no error")
+except torch.OutOfMemoryError as error:
+    print("refused")
+"""
+
+
+def test_what_was_compiled_is_kept_and_made_anew_where_it_is_damaged(tmp_path):
+    # A compiler with arguments.
+    variables = {"XDG_CACHE_HOME": str(tmp_path), "CXX": "g++ -DANY=1"}
+    assert run(ENABLE, **variables) == "refused\n"
+    (kept,) = cached(tmp_path)
+    size, time = kept.stat().st_size, kept.stat().st_mtime_ns
+    assert run(ENABLE, **variables) == "refused\n"
+    assert cached(tmp_path) == [kept] and kept.stat().st_mtime_ns == time
+    kept.write_bytes(b"damaged")
+    assert run(ENABLE, **variables) == "refused\n"
+    assert kept.stat().st_size == size
+
+
+@pytest.mark.parametrize("place", ["/proc/none", "/dev/null/none"])
+def test_without_a_place_to_keep_it_it_is_compiled_each_time(place):
+    assert run(ENABLE, XDG_CACHE_HOME=place) == "refused\n"

@@ -26,6 +26,16 @@ const PACKAGES: [&str; 9] = [
     "sympy==1.14.0",
     "typing_extensions==4.16.0",
 ];
+/// RMM's headers for C++, and those that they include.
+const RMM: [&str; 5] = [
+    "librmm-cu13==26.10.0",
+    "nvidia-cuda-cccl==13.3.5.0.6",
+    "nvidia-cuda-crt==13.5.37",
+    "nvidia-cuda-runtime==13.5.37",
+    "rapids-logger==0.3.0",
+];
+/// Where the tests find them.
+const RMM_FOLDER: &str = "BUCKETPOOL_RMM";
 /// A folder of wheels that are installed instead of those of the Python package index.
 const WHEELS: &str = "BUCKETPOOL_TORCH_WHEELS";
 /// The test programs, and the sources of stand-ins.
@@ -107,6 +117,8 @@ struct Torch {
     python: Python,
     /// The folder of the stand-ins.
     libraries: PathBuf,
+    /// That of RMM's headers.
+    rmm: PathBuf,
 }
 
 fn prepare(root: &Path) -> Result<Torch, String> {
@@ -124,7 +136,11 @@ fn prepare(root: &Path) -> Result<Torch, String> {
     ))?;
     let libraries = target.join("lib");
     stand_ins(root, Path::new(folder.trim()), &double, &libraries)?;
-    Ok(Torch { python, libraries })
+    let rmm = target.join("rmm");
+    if !rmm.is_dir() {
+        unpack(&python, &rmm)?;
+    }
+    Ok(Torch { python, libraries, rmm })
 }
 
 impl Torch {
@@ -135,7 +151,7 @@ impl Torch {
             let mut pytest = self.python.command(&["-m", "pytest", "--quiet", "-s"], root);
             pytest.args(["-p", "no:cacheprovider"]).arg(program);
             pytest.env("LD_LIBRARY_PATH", &self.libraries).env("STUBS_OK", "1");
-            pytest.env("PYTHONDONTWRITEBYTECODE", "1");
+            pytest.env("PYTHONDONTWRITEBYTECODE", "1").env(RMM_FOLDER, &self.rmm);
             println!("== {}", name_of(program));
             let status = pytest.status().map_err(|error| format!("{pytest:?}: {error}"))?;
             if !status.success() {
@@ -159,6 +175,24 @@ fn install(python: &Python, root: &Path) -> Result<(), String> {
         return Ok(());
     }
     println!("== installing {TORCH} (540 MB) and {} small packages", PACKAGES.len());
+    // Without its dependencies, which are 3 GB of NVIDIA's libraries.
+    fetch(python, &["--no-deps", TORCH])?;
+    fetch(python, &PACKAGES)
+}
+
+/// Unpacks RMM's headers into a folder. They are in no environment: a runtime of CUDA is with them, in the place of
+/// which the stand-in is loaded.
+fn unpack(python: &Python, folder: &Path) -> Result<(), String> {
+    println!("== unpacking RMM's headers");
+    let new = folder.with_extension("new");
+    let _ = fs::remove_dir_all(&new);
+    let to = new.to_string_lossy();
+    fetch(python, &[["--no-deps", "--target", &to].as_slice(), &RMM].concat())?;
+    fs::rename(&new, folder).map_err(|error| format!("{}: {error}", folder.display()))
+}
+
+/// Installs packages, from the folder of wheels if one is named.
+fn fetch(python: &Python, what: &[&str]) -> Result<(), String> {
     let wheels = std::env::var(WHEELS).ok();
     let from = match &wheels {
         Some(folder) if !Path::new(folder).is_dir() => {
@@ -167,9 +201,7 @@ fn install(python: &Python, root: &Path) -> Result<(), String> {
         Some(folder) => vec!["--no-index", "--find-links", folder],
         None => Vec::new(),
     };
-    // Without its dependencies, which are 3 GB of NVIDIA's libraries.
-    python.packages(&[from.as_slice(), &["--no-deps", TORCH]].concat())?;
-    python.packages(&[from.as_slice(), &PACKAGES].concat())
+    python.packages(&[from.as_slice(), what].concat())
 }
 
 /// Builds a package with one library, and returns its path.

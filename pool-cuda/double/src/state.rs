@@ -27,6 +27,8 @@ pub(crate) const DEVICES: usize = 2;
 const CONTEXTS: usize = 0xC0_DE00;
 /// Handles of streams, events, pools and graphs count from here; small ones have meanings.
 const HANDLES: usize = 0x1000;
+/// The driver's handles are addresses: PyTorch has other meanings for odd ones.
+const HANDLE_STEP: usize = 16;
 /// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`.
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
@@ -202,7 +204,7 @@ impl State {
 
     pub(crate) fn new_handle(&mut self) -> usize {
         self.spare.pop().unwrap_or_else(|| {
-            self.handles += 1;
+            self.handles += HANDLE_STEP;
             self.handles
         })
     }

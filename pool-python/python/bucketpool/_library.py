@@ -17,7 +17,7 @@ __all__ = ["Error", "OutOfMemory", "library", "path"]
 
 # The interface that these declarations are for (`bp_abi`).
 ABI = 1
-OK, OUT_OF_MEMORY, FORKED = 0, 1, 8
+OK, OUT_OF_MEMORY, UNKNOWN, FORKED = 0, 1, 3, 8
 
 
 class Error(RuntimeError):
@@ -53,6 +53,7 @@ class Element(ctypes.Structure):
 _CALLS: dict[str, list[Any]] = {
     "bp_pool_new": [c_char_p, c_char_p, c_int, POINTER(c_void_p)],
     "bp_pool_of_device": [c_char_p, c_int, POINTER(c_void_p)],
+    "bp_pool_if_made": [c_char_p, c_int, POINTER(c_void_p)],
     "bp_set_devices": [c_char_p, c_char_p],
     "bp_pool_drop": [c_void_p],
     "bp_alloc": [c_void_p, c_size_t, c_size_t, c_void_p, POINTER(c_void_p)],
@@ -101,7 +102,10 @@ class Library:
 
     def __init__(self) -> None:
         # Global, so that the C++ part of the plug for PyTorch finds the functions.
-        self.c = ctypes.CDLL(str(path()), mode=ctypes.RTLD_GLOBAL)
+        try:
+            self.c = ctypes.CDLL(str(path()), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise ImportError(f"{path()} cannot be loaded: {error}") from error
         if (abi := self.c.bp_abi()) != ABI:
             raise ImportError(f"{path()} has interface {abi}; expected {ABI}, as this package has")
         for name, arguments in _CALLS.items():
@@ -149,6 +153,15 @@ class Library:
         pool = c_void_p()
         self.call("bp_pool_of_device", memory.encode() if memory else None, device, byref(pool))
         assert pool.value is not None
+        return pool.value
+
+    def pool_if_made(self, device: int) -> int | None:
+        """Returns the one pool of a device's memory, if it was made: a question makes no context."""
+        pool = c_void_p()
+        if self.c.bp_pool_if_made(None, device, byref(pool)) == UNKNOWN:
+            return None
+        if pool.value is None:
+            self.refuse()
         return pool.value
 
 

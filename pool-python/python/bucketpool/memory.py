@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 from collections.abc import Sequence
 from ctypes import byref, c_void_p, py_object
 from typing import Any
@@ -72,8 +73,7 @@ class _Versioned(ctypes.Structure):
     ]
 
 
-@ctypes.CFUNCTYPE(None, c_void_p)
-def _drop_capsule(capsule: int) -> None:
+def _drop(capsule: int) -> None:
     """Frees a tensor that nobody has taken. Called by Python with the GIL."""
     holder = ctypes.cast(capsule, py_object)
     for name, kind in ((_OLD, _Managed), (_VERSIONED, _Versioned)):
@@ -82,11 +82,16 @@ def _drop_capsule(capsule: int) -> None:
             kind.from_address(at).deleter(at)
 
 
+_drop_capsule = ctypes.CFUNCTYPE(None, c_void_p)(_drop)
+
+
 def _stream_of(stream: Any) -> int:
     """Returns the handle of a stream: of an int, or of an object of PyTorch, CuPy or Numba."""
     if stream is None:
         return 0
     if isinstance(stream, int):
+        if stream < 0:
+            raise ValueError(f"stream {stream}; expected a handle, or None")
         return stream
     for name in ("cuda_stream", "ptr", "handle"):
         if (handle := getattr(stream, name, None)) is not None:
@@ -94,6 +99,13 @@ def _stream_of(stream: Any) -> int:
     raise TypeError(
         f"stream {stream!r}; expected None, a handle, or a stream of PyTorch, CuPy or Numba"
     )
+
+
+def _axes(shape: Any) -> tuple[int, ...]:
+    """Returns the axes of a shape: a number, of NumPy too, or several."""
+    if hasattr(shape, "__index__"):
+        return (operator.index(shape),)
+    return tuple(operator.index(axis) for axis in shape)
 
 
 class MemoryPool:
@@ -139,7 +151,7 @@ class MemoryPool:
 
         stream: a handle, or a stream of PyTorch, CuPy or Numba; None for the legacy default stream.
         """
-        return Array(self, shape, dtype, _stream_of(stream))
+        return Array(self, shape, dtype, stream)
 
     def trim(self, bytes: int | None = None) -> int:
         """Gives cached memory back: at least so many bytes, or all. Returns the bytes that went."""
@@ -174,25 +186,27 @@ class Array:
     """
 
     def __init__(
-        self, pool: MemoryPool, shape: int | Sequence[int], dtype: Any, stream: int
+        self, pool: MemoryPool, shape: int | Sequence[int], dtype: Any, stream: Any
     ) -> None:
         name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
         name = name.removeprefix("torch.")
         if name not in _DTYPES:
             raise TypeError(f"dtype {name}; expected one of {', '.join(_DTYPES)}")
-        self.shape = (shape,) if isinstance(shape, int) else tuple(int(axis) for axis in shape)
+        self.shape = _axes(shape)
         if any(axis < 0 for axis in self.shape):
             raise ValueError(f"shape {self.shape}; expected no negative axis")
-        self.dtype, self.stream, self.pool = name, stream, pool
+        # The object of a stream lives as long as the array: its end would end the stream.
+        self._stream, self.stream = stream, _stream_of(stream)
+        self.dtype, self.pool = name, pool
         self._kind, self._bits = _DTYPES[name]
         self.nbytes = math.prod(self.shape) * (self._bits // 8)
         self._library = pool._library
         at = c_void_p()
-        self._library.call("bp_alloc", pool._pool, self.nbytes, 0, stream, byref(at))
+        self._library.call("bp_alloc", pool._pool, self.nbytes, 0, self.stream, byref(at))
         self.data_ptr = at.value or 0
         if self.data_ptr and pool.memory != "host":
             # Its stream uses it until its end: others are ordered behind all that the stream has.
-            self._library.call("bp_use", pool._pool, self.data_ptr, stream, 0)
+            self._library.call("bp_use", pool._pool, self.data_ptr, self.stream, 0)
 
     def __del__(self) -> None:
         if at := getattr(self, "data_ptr", 0):
@@ -296,19 +310,21 @@ class Imported:
     """Memory of another library, taken by `from_dlpack`. The other library frees it when this is gone."""
 
     def __init__(self, capsule: Any) -> None:
-        name, kind = _OLD, _Managed
+        managed: _Managed | _Versioned
         if _is_capsule(capsule, _VERSIONED):
-            name, kind = _VERSIONED, _Versioned  # type: ignore[assignment]
-        elif not _is_capsule(capsule, _OLD):
+            at = _pointer_of(capsule, _VERSIONED)
+            managed = versioned = _Versioned.from_address(at)
+            if versioned.version[0] > 1:
+                raise BufferError(f"DLPack {versioned.version[0]}; expected version 1")
+            taken = _USED[_VERSIONED]
+        elif _is_capsule(capsule, _OLD):
+            at = _pointer_of(capsule, _OLD)
+            managed, taken = _Managed.from_address(at), _USED[_OLD]
+        else:
             raise BufferError("a capsule that is no DLPack tensor, or was taken already")
-        at = _pointer_of(capsule, name)
-        managed = kind.from_address(at)
-        if kind is _Versioned and managed.version[0] > 1:  # type: ignore[attr-defined]
-            raise BufferError(f"DLPack {managed.version[0]}; expected version 1")  # type: ignore[attr-defined]
         tensor = managed.tensor
         self._at, self._managed = at, managed
-        # A name must live as long as the capsule.
-        _rename(capsule, _USED[name])
+        _rename(capsule, taken)  # a name that lives as long as the capsule
         self.shape = tuple(tensor.shape[: tensor.axes])
         self.strides = tuple(tensor.strides[: tensor.axes]) if tensor.strides else None
         self.device = (tensor.device_type, tensor.device_id)

@@ -3,8 +3,8 @@
 ``bucketpool.torch.enable()`` before the first tensor on a GPU. Then PyTorch's own functions tell of this
 pool: ``torch.cuda.memory_stats`` and all that is computed from it (``memory_allocated``,
 ``max_memory_reserved``, ``memory_summary``, ..), ``reset_peak_memory_stats``,
-``reset_accumulated_memory_stats``, ``memory_snapshot``, ``empty_cache``, and the fraction of
-``set_per_process_memory_fraction``. What does not work: ``torch.cuda.MemPool`` and ``use_mem_pool``,
+``reset_accumulated_memory_stats``, ``memory_snapshot``, ``empty_cache``, the fraction of
+``set_per_process_memory_fraction``, and the functions of ``torch.accelerator`` for memory. What does not work: ``torch.cuda.MemPool`` and ``use_mem_pool``,
 sharing CUDA tensors between processes, ``_record_memory_history``. See docs/python-gpu.md.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -119,9 +120,10 @@ def _shim(torch: Any) -> ctypes.CDLL:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler:
         try:
-            return ctypes.CDLL(str(_compiled(torch, compiler, source)))
-        except (OSError, subprocess.CalledProcessError) as error:
+            return _compiled(torch, compiler, source)
+        except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", "") or str(error)
+            said = said.decode(errors="replace") if isinstance(said, bytes) else said
             warnings.warn(f"bucketpool: {compiler}: {said.strip()[-300:]}", stacklevel=3)
     shipped = package / "libbucketpool_torch.so"
     if not shipped.is_file():
@@ -137,30 +139,42 @@ def _shim(torch: Any) -> ctypes.CDLL:
     return ctypes.CDLL(str(shipped))
 
 
-def _compiled(torch: Any, compiler: str, source: Path) -> Path:
-    """Compiles the C++ part against this PyTorch's headers, or finds it compiled."""
+def _compiled(torch: Any, compiler: str, source: Path) -> ctypes.CDLL:
+    """Compiles the C++ part against this PyTorch's headers, or finds it compiled, and loads it."""
     home = Path(torch.__file__).parent
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     key = f"{torch.__version__} {home} {compiler} {abi}".encode() + source.read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bucketpool"
     name = f"torch-{torch.__version__}-{hashlib.sha256(key).hexdigest()[:16]}.so"
-    if (cache / name).is_file():
-        return cache / name
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        cache = Path(tempfile.mkdtemp(prefix="bucketpool-"))
+    kept = _cache()
+    if kept and (kept / name).is_file():
+        try:
+            return ctypes.CDLL(str(kept / name))
+        except OSError:
+            pass  # a damaged file, which a new one replaces
     # Several processes of one run may compile it at once: each moves its own to the place.
-    with tempfile.TemporaryDirectory(dir=cache) as folder:
+    with tempfile.TemporaryDirectory(prefix="bucketpool-", dir=kept) as folder:
         built = Path(folder) / name
         command = [
-            compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-DBUCKETPOOL_TORCH",
+            *shlex.split(compiler), "-std=c++17", "-O1", "-shared", "-fPIC", "-DBUCKETPOOL_TORCH",
             f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{home}/include", str(source), "-o", str(built),
             f"-L{home}/lib", "-lc10", f"-Wl,-rpath,{home}/lib",
         ]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-        os.replace(built, cache / name)
-    return cache / name
+        if kept:
+            os.replace(built, kept / name)
+            return ctypes.CDLL(str(kept / name))
+        return ctypes.CDLL(str(built))  # loaded, it needs the file no more
+
+
+def _cache() -> Path | None:
+    """Returns the folder for what is compiled, if there is one that can be written."""
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        cache = Path(home) / "bucketpool"
+        cache.mkdir(parents=True, exist_ok=True)
+        return cache if os.access(cache, os.W_OK | os.X_OK) else None
+    except (OSError, RuntimeError):  # no home
+        return None
 
 
 def _index(device: Any) -> int:
@@ -174,14 +188,34 @@ def _pool(device: Any) -> int:
     return library().pool_of_device(None, _index(device))
 
 
-def stats(device: Any = None) -> dict[str, int]:
-    """Returns the figures of a device's pool by the names of `torch.cuda.memory_stats`."""
-    figures: dict[str, int] = library().json_of("bp_stats_json", _pool(device))["torch"]
+# The names of `torch.cuda.memory_stats`, which a device has that was not used.
+_FIGURES = {
+    **{
+        f"{name}.{part}.{figure}": 0
+        for name in (
+            "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes",
+            "active_bytes", "inactive_split_bytes", "requested_bytes",
+        )
+        for part in ("all", "small_pool", "large_pool")
+        for figure in ("current", "peak", "allocated", "freed")
+    },
     # No request is above a largest size that is split.
-    for name in ("oversize_allocations", "oversize_segments"):
-        for figure in ("current", "peak", "allocated", "freed"):
-            figures[f"{name}.{figure}"] = 0
-    return {"max_split_size": -1, **figures}
+    **{
+        f"{name}.{figure}": 0
+        for name in ("oversize_allocations", "oversize_segments")
+        for figure in ("current", "peak", "allocated", "freed")
+    },
+    "num_alloc_retries": 0, "num_ooms": 0, "num_sync_all_streams": 0, "num_device_alloc": 0,
+    "num_device_free": 0, "max_split_size": -1,
+}  # fmt: skip
+
+
+def stats(device: Any = None) -> dict[str, int]:
+    """Returns the figures of a device's pool by the names of `torch.cuda.memory_stats`: all 0 for a
+    device that was not used."""
+    pool = library().pool_if_made(_index(device))
+    figures = library().json_of("bp_stats_json", pool)["torch"] if pool else {}
+    return {**_FIGURES, **figures}
 
 
 def pool_stats(device: Any = None) -> dict[str, Any]:
@@ -191,8 +225,10 @@ def pool_stats(device: Any = None) -> dict[str, Any]:
 
 
 def memory_map(device: Any = None) -> dict[str, Any]:
-    """Returns where the memory of a device's pool is: segments and their ranges."""
-    found: dict[str, Any] = library().json_of("bp_map_json", _pool(device))
+    """Returns where the memory of a device's pool is: segments and their ranges, none for a device that was
+    not used."""
+    pool = library().pool_if_made(_index(device))
+    found: dict[str, Any] = library().json_of("bp_map_json", pool) if pool else {"segments": []}
     return found
 
 
@@ -289,17 +325,31 @@ def _replace(torch: Any) -> None:
         library().call("bp_set_fraction", _pool(device), fraction, None)
         _fractions[device] = fraction
 
+    def reset(call: str) -> Any:
+        def reset_device(device: Any) -> None:
+            if pool := library().pool_if_made(_index(device)):
+                library().call(call, pool)
+
+        return reset_device
+
+    def nested(device: Any) -> dict[str, Any]:
+        return _nested(stats(device))
+
     for name, ours in {
-        "_cuda_memoryStats": lambda device: _nested(stats(device)),
+        "_cuda_memoryStats": nested,
         "_cuda_memorySnapshot": _snapshot,
-        "_cuda_resetPeakMemoryStats": lambda device: library().call("bp_reset_peaks", _pool(device)),
-        "_cuda_resetAccumulatedMemoryStats": lambda device: library().call(
-            "bp_reset_counts", _pool(device)
-        ),
+        "_cuda_resetPeakMemoryStats": reset("bp_reset_peaks"),
+        "_cuda_resetAccumulatedMemoryStats": reset("bp_reset_counts"),
         "_cuda_getMemoryFraction": lambda device: _fractions.get(device, 1.0),
         "_cuda_setMemoryFraction": remember,
+        # torch.accelerator
+        "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
+        "_accelerator_getDeviceStats": nested,
+        "_accelerator_resetPeakStats": reset("bp_reset_peaks"),
+        "_accelerator_resetAccumulatedStats": reset("bp_reset_counts"),
     }.items():
-        setattr(c, name, ours)
+        if hasattr(c, name):
+            setattr(c, name, ours)
     _kept.append(set_fraction)
 
 
