@@ -213,7 +213,7 @@ pub(crate) unsafe fn tell_oom(pool: *const Handle) {
     let hook = (unsafe { pool.as_ref() }).map(|pool| *pool.hooks().oom.lock());
     if let Some(Hook { call: Some(call), context }) = hook {
         // The hook may make calls that are refused, and the text is its own until it returns or throws.
-        let kept = status::Kept::take();
+        let kept = status::KeptError::take();
         // SAFETY: who set the hook promises that it may be called with its context; the text lives in `kept`.
         unsafe { call(context, kept.text()) }
     }

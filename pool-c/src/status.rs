@@ -180,9 +180,9 @@ pub(crate) fn note(failure: Failure) -> Status {
 
 /// The last error of the thread, kept while a function of the program has its text. Its drop makes it the last error
 /// again.
-pub(crate) struct Kept(Option<Last>);
+pub(crate) struct KeptError(Option<Last>);
 
-impl Kept {
+impl KeptError {
     pub(crate) fn take() -> Self {
         Self(LAST.try_with(|known| known.borrow_mut().take()).ok().flatten())
     }
@@ -192,7 +192,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for KeptError {
     fn drop(&mut self) {
         let last = self.0.take();
         let _ = LAST.try_with(|known| *known.borrow_mut() = last);

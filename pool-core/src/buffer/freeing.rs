@@ -38,6 +38,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// buffer on a stream under capture, and the reason if the device is lost. The buffer is dropped in
     /// any case: after an error behind its own uses, and behind `stream` if that is of this device.
     ///
+    /// [`Why::Foreign`]: crate::Why::Foreign
+    /// [`Why::NotSubmitted`]: crate::Why::NotSubmitted
+    ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, StreamClock, DeviceAllocator, sim::SimDevice};

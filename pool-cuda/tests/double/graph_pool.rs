@@ -262,7 +262,9 @@ fn the_second_graph_of_a_memory_takes_a_side_stream_in_too() {
             })
         });
         let theirs = stream(&device);
-        graphs.iter().for_each(|graph| graph.launch_on(theirs.raw().cu_stream()));
+        for graph in &graphs {
+            graph.launch_on(theirs.raw().cu_stream());
+        }
         assert_eq!(hazards(), 0, "arena: {arena}");
     }
 }
