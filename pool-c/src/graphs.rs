@@ -190,7 +190,8 @@ mod cuda {
                     graph.memory.end()?;
                 }
                 self.begun.fetch_sub(1, Relaxed);
-                graph.going.pop()
+                // The oldest: a later capture may have begun where the end of an earlier one was refused.
+                graph.going.remove(0)
             };
             drop(ended); // its function is called without the lock
             Ok(())
@@ -216,6 +217,14 @@ mod cuda {
                 Call::End => self.end_now(id),
                 Call::Release => self.release_now(id),
             }
+        }
+
+        /// Makes the calls that were refused, in their order.
+        fn try_again(&self) {
+            let refused = std::mem::take(&mut *self.refused.lock());
+            let again: Vec<_> =
+                refused.into_iter().filter(|(id, call)| self.call(*id, *call).is_err()).collect();
+            self.refused.lock().extend(again);
         }
 
         /// Calls, notes what is to be tried again, and closes what can be closed.
@@ -259,6 +268,7 @@ mod cuda {
         }
 
         fn begin(&self, pool: &BucketPool<A>, id: Id, filter: Filter) -> Result<(), Failure> {
+            self.try_again();
             let mut known = self.known.lock();
             if Self::is_ambiguous(&known, id, &filter) {
                 drop(known);
@@ -284,10 +294,7 @@ mod cuda {
         }
 
         fn close_rest(&self) -> bool {
-            let refused = std::mem::take(&mut *self.refused.lock());
-            let again: Vec<_> =
-                refused.into_iter().filter(|(id, call)| self.call(*id, *call).is_err()).collect();
-            self.refused.lock().extend(again);
+            self.try_again();
             let waiting = std::mem::take(&mut *self.rest.lock());
             let count = waiting.len();
             // Beside another capture, or another thread that looks at it. The next call tries again.

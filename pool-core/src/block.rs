@@ -47,6 +47,8 @@ pub(crate) struct PoolRequest<'r, A: DeviceAllocator> {
     pub(crate) requested: u64,
     /// The private pool that the stream is bound to.
     pub(crate) private: Option<PrivateId>,
+    /// Whether nobody tells of the launches of that pool's graphs: nothing can be ordered in front of them.
+    pub(crate) is_untold: bool,
     /// Whether it joins the line of requests that wait if it is refused.
     pub(crate) joins_line: bool,
 }

@@ -342,8 +342,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Returns the stream that requests a block, with the rules for the blocks that it may take.
     #[inline]
     pub(crate) fn requester<'r>(&'r self, request: &PoolRequest<'r, A>) -> Requester<'r, A::Clock> {
-        let is_untold = request.private.is_some_and(|id| self.privates.is_untold(id));
-        Requester { is_untold, ..self.requester_on(request.on) }
+        Requester { is_untold: request.is_untold, ..self.requester_on(request.on) }
     }
 
     /// As [`Store::requester`], for work on a stream.

@@ -59,6 +59,7 @@ pub(crate) fn record(id: u64, bytes: u64, kind: u8, freed_at: u64) -> RecordOwne
         class,
         requested: bytes,
         private: None,
+        is_untold: false,
         joins_line: false,
     };
     let mut record = Record::new(Place::Whole(id), bytes, &request, ());

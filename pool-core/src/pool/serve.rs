@@ -194,7 +194,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
             return refused(Why::Unsupported, "alignment above the granule");
         }
         let stream_id = clock.stream_id(clock.mark(on));
-        let private = store.privates.of(stream_id);
+        let (private, is_untold) = match store.privates.of(stream_id) {
+            Some((id, is_untold)) => (Some(id), is_untold),
+            None => (None, false),
+        };
         if private.is_none() && !clock.takes_work(on) {
             // A graph's memory must not return to the pool before the graph is dropped.
             return refused(
@@ -203,6 +206,6 @@ impl<A: DeviceAllocator> BucketPool<A> {
             );
         }
         let (key, joins_line) = (Key { kind, stream_id }, false);
-        Ok(PoolRequest { on, stream, key, class, requested, private, joins_line })
+        Ok(PoolRequest { on, stream, key, class, requested, private, is_untold, joins_line })
     }
 }

@@ -62,7 +62,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
             let kind = A::Kind::default();
             let wanted = Wanted { stream: on, bytes: *bytes, kind, zeroed: false };
             let request = self.pool_request(wanted, on);
-            let request = request.map(|request| PoolRequest { private: None, ..request });
+            let shared = |request| PoolRequest { private: None, is_untold: false, ..request };
+            let request = request.map(shared);
             let warm = request.and_then(|request| warm::warm_up(self.store(), &request, *count));
             drop(woken);
             warm.map_err(|error| self.refusal_of_warm_up(error, (*bytes, *count)))?;

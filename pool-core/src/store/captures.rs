@@ -135,11 +135,6 @@ impl<A: DeviceAllocator> Privates<A> {
         id
     }
 
-    /// Whether nobody tells of the launches of a pool's graphs.
-    pub(crate) fn is_untold(&self, id: PrivateId) -> bool {
-        self.inner.lock().pools.get(&id).is_some_and(|pool| pool.is_untold)
-    }
-
     /// Binds a stream to a pool; returns false if it is bound already.
     pub(crate) fn bind(&self, stream_id: u64, id: PrivateId, flags: &Flags) -> bool {
         let inner = &mut *self.inner.lock();
@@ -193,17 +188,19 @@ impl<A: DeviceAllocator> Privates<A> {
         self.bound.load(Relaxed)
     }
 
-    /// Returns the pool that a stream is bound to.
+    /// Returns the pool that a stream is bound to, and whether nobody tells of its launches.
     #[inline]
-    pub(crate) fn of(&self, stream_id: u64) -> Option<PrivateId> {
+    pub(crate) fn of(&self, stream_id: u64) -> Option<(PrivateId, bool)> {
         // The thread that binds a stream also gives the work to it: it is this thread, or its work
         // comes after that of this thread.
         if self.are_bound() { self.bound_to(stream_id) } else { None }
     }
 
     #[cold]
-    fn bound_to(&self, stream_id: u64) -> Option<PrivateId> {
-        self.inner.lock().by_stream.get(&stream_id).copied()
+    fn bound_to(&self, stream_id: u64) -> Option<(PrivateId, bool)> {
+        let inner = self.inner.lock();
+        let id = *inner.by_stream.get(&stream_id)?;
+        Some((id, inner.pools.get(&id).is_some_and(|pool| pool.is_untold)))
     }
 
     /// Takes the newest cached block that serves the request and for which `ready` returns true.
