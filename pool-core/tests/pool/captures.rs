@@ -596,3 +596,46 @@ fn a_block_of_a_pool_that_went_during_the_request_is_anybodys() {
     drop(again);
     pool.check();
 }
+
+#[test]
+fn a_graph_of_which_nobody_tells_takes_only_what_is_done() {
+    for own in [true, false] {
+        let pool = Pool::new(SimDevice::new());
+        let device = pool.allocator().clone();
+        let (s, t, theirs) = (device.stream(), device.stream(), device.stream());
+        let before = if own { &s } else { &t };
+        kernel(&pool.allocate_on(before, 4096).unwrap(), before);
+        let private = PrivatePool::without_launches(&pool);
+        let mut graphs = Vec::new();
+        for turn in 1..=2 {
+            device.begin_capture(&s).unwrap();
+            private.bind(&s).unwrap();
+            kernel(&pool.allocate_on(&s, 4096).unwrap(), &s);
+            let (graph, awaited) = device.end_capture(&s).unwrap();
+            private.end(&awaited);
+            graphs.push(graph);
+            let (hits, misses) = (pool.stats().hits, pool.stats().misses);
+            assert_eq!(
+                (hits, misses),
+                (turn - 1, 2),
+                "the second one has what the first has freed"
+            );
+        }
+        for graph in &graphs {
+            device.launch(graph, &theirs); // ordered behind nothing
+        }
+        device.run();
+        assert_eq!(device.hazards(), 0, "own stream: {own}, {:?}", device.hazard_report());
+        drop((graphs, private));
+        // What a query has seen done serves such a graph.
+        drop(pool.allocate_on(&t, 4096).unwrap());
+        let private = PrivatePool::without_launches(&pool);
+        device.run();
+        device.begin_capture(&s).unwrap();
+        private.bind(&s).unwrap();
+        let misses = pool.stats().misses;
+        kernel(&pool.allocate_on(&s, 4096).unwrap(), &s);
+        assert_eq!(pool.stats().misses, misses);
+        drop(device.end_capture(&s));
+    }
+}

@@ -7,7 +7,7 @@ use pool_core::port::Request;
 use pool_core::{
     ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock, Why,
 };
-use pool_sim::{SimCall, SimDevice, SimStream};
+use pool_sim::{MappedSim, SimCall, SimDevice, SimStream};
 
 fn kernel(device: &SimDevice, buffer: &PooledBuffer<SimDevice>, on: &SimStream) {
     device.kernel(on, &buffer.on(on).unwrap());
@@ -168,6 +168,23 @@ fn a_buffer_that_no_stream_takes_is_dropped_all_the_same() {
     kernel(&device, &buffer, &s);
     assert_eq!(buffer.drop_on(&stranger).unwrap_err().why, Why::Foreign);
     assert_eq!((pool.stats().allocated_bytes, device.hazards()), (0, 0));
+}
+
+/// Memory that the CPU can touch is refused to a capture, which may use it all the same.
+#[test]
+fn a_buffer_that_a_capture_is_refused_is_dropped_behind_it() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(MappedSim::new(device.clone()));
+    let (s, t) = (device.stream(), device.stream());
+    let buffer = pool.allocate_on(&s, 512).unwrap();
+    device.kernel(&s, &buffer.on(&s).unwrap());
+    device.begin_capture(&t).unwrap();
+    assert_eq!(buffer.drop_on(&t).unwrap_err().why, Why::NotSubmitted);
+    device.run();
+    drop(pool.allocate_on(&s, 512).unwrap());
+    assert_eq!(pool.stats().misses, 2, "not while it goes on");
+    drop(device.end_capture(&t));
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
 }
 
 /// The CPU looks at the buffer, and then the recorded stream is given more work.
