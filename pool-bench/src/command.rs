@@ -77,7 +77,12 @@ enum Command {
     OnThreads(threads::OnThreads),
     /// What threads hand to each other, in a build that counts.
     #[command(hide = true)]
-    Counts,
+    Counts {
+        /// Those of a pool with a shard for each thread, in Rust and through C. They depend on addresses, so
+        /// they are not quite the same in each run.
+        #[arg(long)]
+        through_c: bool,
+    },
     /// A case of `bench --peers`, in this process.
     #[command(hide = true)]
     Peer(peers::Case),
@@ -198,7 +203,7 @@ pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
             crate::gpu::slow::run(case.as_deref()).map(|()| String::new())
         }
         Command::OnThreads(threads) => threads.run(),
-        Command::Counts => threads::counts(),
+        Command::Counts { through_c } => threads::counts(through_c),
         Command::Peer(case) => case.run(),
     }
 }

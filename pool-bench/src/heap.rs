@@ -4,8 +4,13 @@
 use bucketpool::host::{HostAllocator, Tcache};
 use bucketpool::port::HostMemory;
 use bucketpool::{BucketPool, DeviceAllocator, PooledBuffer};
+use bucketpool_c::calls::{bp_alloc, bp_free_here, bp_pool_drop, bp_pool_new, bp_stats};
+use bucketpool_c::handle::Handle;
+use bucketpool_c::report::Figures;
+use bucketpool_c::status::Status;
 use std::alloc::{GlobalAlloc, Layout};
-use std::ptr::NonNull;
+use std::ffi::{CStr, c_void};
+use std::ptr::{self, NonNull};
 
 /// The tcache that is measured. The binary itself allocates from the C library, unless a case says
 /// otherwise.
@@ -132,6 +137,74 @@ impl<A: GlobalAlloc + Sync> Heap for Global<A> {
     fn touch(block: &mut Owned<A>, step: usize) {
         if let Some(start) = NonNull::new(block.0) {
             touch(start, block.1.size(), step);
+        }
+    }
+}
+
+/// A pool of host memory behind the functions of `bucketpool.h`.
+#[derive(Debug)]
+pub struct ThroughC(*const Handle);
+
+/// A block of [`ThroughC`].
+#[derive(Debug)]
+pub struct OfC(*mut c_void, usize, *const Handle);
+
+// SAFETY: its functions may be called from any thread.
+unsafe impl Sync for ThroughC {}
+// SAFETY: its owner alone has the block, and any thread may free it.
+unsafe impl Send for OfC {}
+
+impl ThroughC {
+    /// Makes a pool; `settings` is TOML, as a configuration file has it.
+    #[must_use]
+    pub fn new(settings: &CStr) -> Option<Self> {
+        let mut pool = ptr::null();
+        // SAFETY: texts that end with a zero byte, and a place for the pool.
+        let said = unsafe { bp_pool_new(settings.as_ptr(), c"host".as_ptr(), 0, &raw mut pool) };
+        (said == Status::BpOk).then_some(Self(pool))
+    }
+
+    /// Returns the blocks that the device gave and took back.
+    #[must_use]
+    pub fn device_calls(&self) -> u64 {
+        let mut figures = Figures { size: size_of::<Figures>(), ..Figures::default() };
+        // SAFETY: the pool is alive, and `figures` is a local variable of its size.
+        let _ = unsafe { bp_stats(self.0, &raw mut figures) };
+        figures.misses
+    }
+}
+
+impl Drop for ThroughC {
+    fn drop(&mut self) {
+        // SAFETY: this is its only owner; blocks that are left may still be freed.
+        let _ = unsafe { bp_pool_drop(self.0) };
+    }
+}
+
+impl Drop for OfC {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the block is the pool's, which lives until its last block is freed.
+        let _ = unsafe { bp_free_here(self.2, self.0) };
+    }
+}
+
+impl Heap for ThroughC {
+    type Block = OfC;
+
+    #[inline]
+    fn allocate(&self, bytes: usize) -> OfC {
+        let mut at = ptr::null_mut();
+        // SAFETY: the pool is alive, and `at` is a local variable.
+        let said = unsafe { bp_alloc(self.0, bytes, 0, ptr::null_mut(), &raw mut at) };
+        assert_eq!(said, Status::BpOk, "{bytes} bytes were refused");
+        OfC(at, bytes, self.0)
+    }
+
+    #[inline]
+    fn touch(block: &mut OfC, step: usize) {
+        if let Some(start) = NonNull::new(block.0.cast()) {
+            touch(start, block.1, step);
         }
     }
 }

@@ -53,13 +53,17 @@ impl OnThreads {
 
 /// The counts of all loads, one JSON object a line.
 #[cfg(pool_counts)]
-pub(super) fn counts() -> Result<String, BadInput> {
-    Ok(super::lines(&crate::threads::counts::all(&spec::list(super::POLICIES)?)))
+pub(super) fn counts(through_c: bool) -> Result<String, BadInput> {
+    use crate::threads::counts;
+    Ok(super::lines(&match through_c {
+        true => counts::through_c(),
+        false => counts::all(&spec::list(super::POLICIES)?),
+    }))
 }
 
 /// The counts of all loads: this build has none.
 #[cfg(not(pool_counts))]
-pub(super) fn counts() -> Result<String, BadInput> {
+pub(super) fn counts(_through_c: bool) -> Result<String, BadInput> {
     Err(BadInput::new("`counts` of a build that does not count", "`cargo xtask bench --counts`"))
 }
 

@@ -8,8 +8,9 @@ use super::contender::{OnHeap, ThreadContender};
 use super::load::{HeapGroup, Mail, ThreadLoad, Worker};
 use super::run;
 use crate::counted::Counted;
-use crate::heap::{Global, Heap, TCACHE};
+use crate::heap::{Global, Heap, TCACHE, ThroughC};
 use crate::spec::NamedPolicy;
+use bucketpool::BucketPool;
 use bucketpool::counts::{self, SharingCounts};
 use bucketpool::host::{self, HostAllocator};
 use rand::rngs::SmallRng;
@@ -74,6 +75,30 @@ pub fn all(policies: &[NamedPolicy]) -> Vec<Counted1000> {
         let calls = crate::heap::counted_inner::calls;
         let counted = Baton { load, calls: &calls }.on(&Global(&TCACHE));
         rows.push(row(load, "tcache", counted));
+    }
+    rows
+}
+
+/// Counts a pool with a shard for each thread, as on many cores, in Rust and through C.
+#[must_use]
+pub fn through_c() -> Vec<Counted1000> {
+    let mut rows = Vec::new();
+    for load in run::of(HeapGroup::Pools) {
+        let device = Counted::new(HostAllocator::new());
+        let calls = device.calls();
+        let asked = move || calls.asked().allocations + calls.asked().frees;
+        if let Ok(pool) = BucketPool::builder(device).shards(THREADS).try_build() {
+            let counted = Baton { load, calls: &asked }.on(&pool);
+            rows.push(row(load, "pow2, 8 shards", counted));
+        }
+        if let Some(pool) = ThroughC::new(c"policy = 'pow2'\nshards = 8") {
+            let calls = || pool.device_calls();
+            rows.push(row(
+                load,
+                "pow2, 8 shards, through C",
+                Baton { load, calls: &calls }.on(&pool),
+            ));
+        }
     }
     rows
 }
