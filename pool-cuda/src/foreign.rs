@@ -169,7 +169,8 @@ impl CudaDevice {
         // SAFETY: as the caller promises.
         unsafe { self.check_context(handle) }?;
         let (at, key) = (handle.addr(), (handle.addr(), None));
-        if let Some(gone) = self.handles().last(at) {
+        // Not one that another thread has registered meanwhile.
+        if let Some(gone) = self.handles().earlier(at, number) {
             self.end_gone(&gone)?;
         }
         let mut streams = self.streams().lock();

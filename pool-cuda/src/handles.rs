@@ -30,6 +30,12 @@ impl Handles {
         self.0.load().get(&handle).map(|known| known.on.clone())
     }
 
+    /// The registration of an earlier stream that had this handle: it has another number.
+    pub(crate) fn earlier(&self, handle: usize, number: Option<u64>) -> Option<PoolStream> {
+        let table = self.0.load();
+        table.get(&handle).filter(|known| known.number != number).map(|known| known.on.clone())
+    }
+
     pub(crate) fn insert(&self, handle: usize, number: Option<u64>, on: &PoolStream) {
         self.change(|table| drop(table.insert(handle, Handle { number, on: on.clone() })));
     }

@@ -6,6 +6,7 @@ use pool_core::{BucketPool, KIB, MIB, StreamClock, Why};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, PoolStream, Vram,
 };
+use std::sync::Barrier;
 use std::{ptr, thread};
 
 fn device() -> CudaDevice {
@@ -252,5 +253,29 @@ fn a_buffer_may_be_dropped_behind_a_stream_that_has_ended() {
         run();
         // Behind a stream that is gone the host would wait: that comes after a miss.
         assert_eq!((hazards(), pool.stats().misses == 1), (0, told));
+    }
+}
+
+#[test]
+fn threads_that_name_a_stream_at_once_have_one_registration() {
+    const THREADS: usize = 4;
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    for round in 0..300 {
+        let theirs = device.context().new_stream().unwrap();
+        let handle = theirs.cu_stream().expose_provenance();
+        let begin = Barrier::new(THREADS);
+        let name = || {
+            begin.wait();
+            by_handle(&device, ptr::with_exposed_provenance_mut(handle))
+        };
+        let named: Vec<PoolStream> = thread::scope(|scope| {
+            let threads = [(); THREADS].map(|()| scope.spawn(name));
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let clock = device.clock();
+        assert!(named.iter().all(|on| clock.owns(on)), "one was ended, round {round}");
+        assert!(named.iter().all(|on| ptr::eq(on.raw(), named[0].raw())), "round {round}");
+        device.retire_handle(theirs.cu_stream()).unwrap();
     }
 }
