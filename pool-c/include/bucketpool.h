@@ -229,9 +229,9 @@ enum bp_status bp_alloc_sync(const struct bp_pool *pool,
                              void **at);
 
 // Frees a block: it serves `stream` next, behind what that was given so far, and behind the streams that were recorded
-// for it. The caller has ordered `stream` behind the allocation and all other uses. Never waits. A null address is
-// none. Where the device is lost, or the stream refused, the status says so, and the block is gone all the same, behind
-// all work of the device. For a stream of another device the host waits, and beside its capture a later call.
+// for it. The caller has ordered `stream` behind the allocation and all other uses. A null address is none. Waits for
+// nothing, but on the host for a stream of another device, and for all work where `stream` is refused; what a capture
+// forbids to wait for now, a later call frees. The status says what was refused, and the block is gone all the same.
 //
 // # Safety
 //

@@ -89,13 +89,33 @@ pub unsafe extern "C" fn bp_pool_of_device(
 ) -> Status {
     told(|| {
         // SAFETY: as the caller promises.
-        let memory = unsafe { text(memory) }?;
-        let kind = if memory.is_empty() { None } else { Some(Kind::read(memory)?) };
-        let shared = handle::of_device(kind, device)?;
-        shared.add_owner(); // its drop leaves it alive
+        let shared = handle::of_device(unsafe { kind_of(memory) }?, device)?;
         // SAFETY: as the caller promises.
-        unsafe { give(ptr::from_ref(shared), pool) }
+        unsafe { give_shared(shared, pool) }
     })
+}
+
+/// The memory of a pool that is named, if any is.
+///
+/// # Safety
+///
+/// Null, or a text that ends with a zero byte.
+unsafe fn kind_of(memory: *const c_char) -> Result<Option<Kind>, Failure> {
+    // SAFETY: as the caller promises.
+    let memory = unsafe { text(memory) }?;
+    if memory.is_empty() { Ok(None) } else { Kind::read(memory).map(Some) }
+}
+
+/// Gives a further owner of a pool of a device, whose drop leaves it alive.
+///
+/// # Safety
+///
+/// `pool` is null or a place for the pool.
+unsafe fn give_shared(shared: &Handle, pool: *mut *const Handle) -> Result<(), Failure> {
+    // SAFETY: as the caller promises.
+    unsafe { give(ptr::from_ref(shared), pool) }?;
+    shared.add_owner();
+    Ok(())
 }
 
 /// As `bp_pool_of_device`, for a pool that has been made: `BP_UNKNOWN` if none has, and none is made.
@@ -111,14 +131,12 @@ pub unsafe extern "C" fn bp_pool_if_made(
 ) -> Status {
     told(|| {
         // SAFETY: as the caller promises.
-        let memory = unsafe { text(memory) }?;
-        let kind = if memory.is_empty() { None } else { Some(Kind::read(memory)?) };
+        let kind = unsafe { kind_of(memory) }?;
         let none =
             || Failure::new(Status::BpUnknown, format!("no pool of device {device} was made"));
         let shared = handle::if_made(kind, device)?.ok_or_else(none)?;
-        shared.add_owner(); // its drop leaves it alive
         // SAFETY: as the caller promises.
-        unsafe { give(ptr::from_ref(shared), pool) }
+        unsafe { give_shared(shared, pool) }
     })
 }
 
@@ -183,6 +201,22 @@ pub unsafe extern "C-unwind" fn bp_alloc(
     stream: Stream,
     at: *mut *mut c_void,
 ) -> Status {
+    // SAFETY: as the caller promises.
+    unsafe { lend(pool, bytes, at, |pool| pool.allocate(bytes, align, stream.addr())) }
+}
+
+/// Gives the address of a new block, null for 0 bytes. Tells of a refusal as the last step, which may throw.
+///
+/// # Safety
+///
+/// `pool` is null or alive, `at` is null or a place for an address.
+#[inline]
+unsafe fn lend(
+    pool: *const Handle,
+    bytes: usize,
+    at: *mut *mut c_void,
+    ask: impl FnOnce(&dyn AnyPool) -> Result<usize, Failure>,
+) -> Status {
     let said = told(|| {
         if at.is_null() {
             return Err(Failure::invalid(
@@ -191,7 +225,7 @@ pub unsafe extern "C-unwind" fn bp_alloc(
         }
         // SAFETY: as the caller promises.
         let pool = unsafe { known(pool) }?;
-        let new = if bytes == 0 { 0 } else { pool.allocate(bytes, align, stream.addr())? };
+        let new = if bytes == 0 { 0 } else { ask(pool)? };
         // SAFETY: as the caller promises.
         unsafe { give(ptr::with_exposed_provenance_mut(new), at) }
     });
@@ -232,29 +266,14 @@ pub unsafe extern "C-unwind" fn bp_alloc_sync(
     align: usize,
     at: *mut *mut c_void,
 ) -> Status {
-    let said = told(|| {
-        if at.is_null() {
-            return Err(Failure::invalid(
-                "a null pointer for the address; expected a place for it",
-            ));
-        }
-        // SAFETY: as the caller promises.
-        let pool = unsafe { known(pool) }?;
-        let new = if bytes == 0 { 0 } else { pool.allocate_sync(bytes, align)? };
-        // SAFETY: as the caller promises.
-        unsafe { give(ptr::with_exposed_provenance_mut(new), at) }
-    });
-    if said == Status::BpOutOfMemory {
-        // SAFETY: as for `bp_alloc`.
-        unsafe { tell_oom(pool) };
-    }
-    said
+    // SAFETY: as the caller promises.
+    unsafe { lend(pool, bytes, at, |pool| pool.allocate_sync(bytes, align)) }
 }
 
 /// Frees a block: it serves `stream` next, behind what that was given so far, and behind the streams that were recorded
-/// for it. The caller has ordered `stream` behind the allocation and all other uses. Never waits. A null address is
-/// none. Where the device is lost, or the stream refused, the status says so, and the block is gone all the same, behind
-/// all work of the device. For a stream of another device the host waits, and beside its capture a later call.
+/// for it. The caller has ordered `stream` behind the allocation and all other uses. A null address is none. Waits for
+/// nothing, but on the host for a stream of another device, and for all work where `stream` is refused; what a capture
+/// forbids to wait for now, a later call frees. The status says what was refused, and the block is gone all the same.
 ///
 /// # Safety
 ///

@@ -122,14 +122,14 @@ def test_arrays_of_the_host_are_numpys_without_a_copy():
         for memory in ("host", "pinned"):
             pool = MemoryPool(memory)
             array = pool.empty((3, 5), "int64")
-            made = np.asarray(array) if memory == "host" else np.asarray(array)
+            made = np.asarray(array)
             made[:] = np.arange(15).reshape(3, 5)
             assert made.ctypes.data == array.data_ptr
             if memory == "host":
                 same = np.from_dlpack(array)
                 assert same[2, 4] == 14
                 tensor = torch.from_dlpack(array)
-                assert tensor[1, 1].item() == 6 and tensor.is_pinned() == (memory == "pinned")
+                assert tensor[1, 1].item() == 6 and not tensor.is_pinned()
                 del same, tensor
             # Page-locked memory goes through the device's copies.
             if memory == "pinned":
@@ -150,7 +150,6 @@ def test_arrays_of_the_host_are_numpys_without_a_copy():
 def test_their_arrays_are_taken_and_given_back():
     run(
         """
-        import weakref
         side = torch.cuda.Stream()
         tensor = torch.arange(24, dtype=torch.int32).to("cuda").reshape(4, 6)
         taken = from_dlpack(tensor, side)
@@ -194,7 +193,7 @@ def test_bad_input_is_refused_and_loses_nothing():
         raises(BufferError, "dl_device", array.__dlpack__, dl_device=(1, 0))
         raises(ValueError, "memory of the host", MemoryPool("host").empty(3).__dlpack__, stream=7)
         raises(RuntimeError, "disk", MemoryPool, "disk")
-        raises(RuntimeError, "device 9", MemoryPool, "cuda", 9) if False else None
+        raises(RuntimeError, "cuDevice", MemoryPool, "cuda", 9)
         raises(TypeError, "shared pool", MemoryPool, shared=True, limit="1M")
         capsule = array.__dlpack__(max_version=(1, 0))
         taken = Imported(capsule)

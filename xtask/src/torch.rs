@@ -1,8 +1,8 @@
 //! `cargo xtask torch`: PyTorch's CUDA build on the double of libcuda, for machines without a GPU.
 //!
 //! PyTorch links NVIDIA's libraries. Stand-ins take their places: `cudart.c` for the runtime, the
-//! double for the driver, `nvml.c` for its management, and stubs for the rest. Kernels do nothing; memory, streams, events, copies
-//! and graphs are the double's.
+//! double for the driver, `nvml.c` for its management, and stubs for the rest. Kernels do nothing;
+//! memory, streams, events, copies and graphs are the double's.
 
 use crate::bundle;
 use crate::programs::Python;
@@ -136,7 +136,7 @@ fn prepare(root: &Path) -> Result<Torch, String> {
     ))?;
     let libraries = target.join("lib");
     stand_ins(root, Path::new(folder.trim()), &double, &libraries)?;
-    let rmm = target.join("rmm");
+    let rmm = target.join(RMM[0]); // of this version
     if !rmm.is_dir() {
         unpack(&python, &rmm)?;
     }
@@ -184,7 +184,7 @@ fn install(python: &Python, root: &Path) -> Result<(), String> {
 /// which the stand-in is loaded.
 fn unpack(python: &Python, folder: &Path) -> Result<(), String> {
     println!("== unpacking RMM's headers");
-    let new = folder.with_extension("new");
+    let new = folder.with_file_name("rmm.new");
     let _ = fs::remove_dir_all(&new);
     let to = new.to_string_lossy();
     fetch(python, &[["--no-deps", "--target", &to].as_slice(), &RMM].concat())?;

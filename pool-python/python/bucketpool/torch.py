@@ -319,7 +319,6 @@ def _snapshot(_options: Any = None) -> dict[str, Any]:
 def _replace(torch: Any) -> None:
     """Puts our figures in the place of those that PyTorch refuses under a plug."""
     c = torch._C
-    set_fraction = c._cuda_setMemoryFraction
 
     def remember(fraction: float, device: int) -> None:
         library().call("bp_set_fraction", _pool(device), fraction, None)
@@ -350,7 +349,6 @@ def _replace(torch: Any) -> None:
     }.items():
         if hasattr(c, name):
             setattr(c, name, ours)
-    _kept.append(set_fraction)
 
 
 __all__ += ["Error", "pool_stats"]
